@@ -1,0 +1,13 @@
+"""The one place that reads a clock."""
+
+import time
+
+
+def monotonic() -> float:
+    """Seconds on this process's monotonic clock, for its own time-outs; never sent anywhere."""
+    return time.monotonic()
+
+
+def wall() -> float:
+    """Seconds since the epoch, for people: log lines and `created` fields. No rule reads it."""
+    return time.time()

@@ -1,0 +1,133 @@
+"""How settings are read: options over environment over the TOML file over defaults.
+
+A scalar of a section is set by `FAIRLANE_<SECTION>_<NAME>`, such as `FAIRLANE_GATEWAY_PORT`.
+An unknown name is refused with the nearest known one, for a typo must not be a silent default.
+This is the only file that reads the environment.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.errors import ConfigError
+from common.keys import CLASSES
+from common.settings import DispatcherSettings, GatewaySettings, RedisSettings, Settings
+
+ENV_PREFIX = "FAIRLANE_"
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """A TOML file as plain data. Raises ConfigError with the path and what is wrong."""
+    try:
+        with path.open("rb") as f:
+            return tomllib.load(f)
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{path}: {e}") from None
+
+
+def read_environment(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """`FAIRLANE_*` variables as the data a file would give. Raises ConfigError."""
+    names = _environment_names()
+    data: dict[str, Any] = {}
+    for variable, text in (os.environ if environment is None else environment).items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        if variable not in names:
+            raise ConfigError(f"unknown variable {variable}{_nearest(variable, names)}")
+        section, field = names[variable]
+        data.setdefault(section, {})[field] = text
+    return data
+
+
+def load(
+    path: Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """The settings of a process. `options` are nested like the file and win over all.
+
+    Raises ConfigError, whose text names the place and, for an unknown name, the nearest known.
+    """
+    data: dict[str, Any] = {} if path is None else read_file(path)
+    for layer in (read_environment(environment), options or {}):
+        data = _merged(data, layer)
+    _refuse_unknown(Settings, data, "")
+    try:
+        return msgspec.convert(data, Settings, strict=False)
+    except msgspec.ValidationError as e:
+        raise ConfigError(_place(str(e))) from None
+    except ValueError as e:
+        raise ConfigError(str(e)) from None
+
+
+def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(low)
+    for name, value in high.items():
+        old = out.get(name)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        out[name] = _merged(old, value) if both else value  # type: ignore[arg-type]
+    return out
+
+
+def _place(message: str) -> str:
+    text, _, path = message.partition(" - at `")
+    return f"{path.rstrip('`').removeprefix('$.')}: {text}" if path else text
+
+
+def _environment_names() -> dict[str, tuple[str, str]]:
+    sections: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+        ("redis", RedisSettings),
+        ("gateway", GatewaySettings),
+        ("dispatcher", DispatcherSettings),
+    )
+    names = {}
+    for section, struct in sections:
+        for field in msgspec.structs.fields(struct):
+            if "list" not in str(field.type):
+                variable = f"{ENV_PREFIX}{section}_{field.encode_name}".upper()
+                names[variable] = (section, field.encode_name)
+    return names
+
+
+def _refuse_unknown(struct: Any, data: Any, where: str) -> None:
+    """ConfigError for the first name that the struct at this place does not have."""
+    if not isinstance(data, Mapping):
+        return
+    fields: dict[str, Any] = {f.encode_name: f.type for f in msgspec.structs.fields(struct)}
+    for name, value in data.items():
+        if name not in fields:
+            raise ConfigError(f"unknown setting `{where}{name}`{_nearest(name, fields)}")
+        inner = _struct_in(fields[name])
+        if inner is None:
+            continue
+        if isinstance(value, list):
+            for item in value:
+                _refuse_unknown(inner, item, f"{where}{name}[].")
+        elif str(fields[name]).startswith("dict") and isinstance(value, Mapping):
+            for key, item in value.items():
+                if name == "class" and key not in CLASSES:
+                    raise ConfigError(
+                        f"unknown class `{where}{name}.{key}`{_nearest(key, CLASSES)}"
+                    )
+                _refuse_unknown(inner, item, f"{where}{name}.{key}.")
+        else:
+            _refuse_unknown(inner, value, f"{where}{name}.")
+
+
+def _struct_in(type_: Any) -> Any:
+    for part in (type_, *getattr(type_, "__args__", ())):
+        if isinstance(part, type) and issubclass(part, msgspec.Struct):
+            return part
+    return None
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean `{close[0]}`?" if close else ""

@@ -1,0 +1,122 @@
+"""What the verbs take and return: jobs as the queue, the gateways and the dispatchers see them."""
+
+from typing import Literal
+
+import msgspec
+
+from common.cost import Terms
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How much may wait; a job that would exceed one is refused."""
+
+    user_jobs: int
+    user_bytes: int
+    model_jobs: int
+    model_bytes: int
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the gateway enqueues it."""
+
+    id: str
+    user: str
+    """As people write it; encoded before it becomes part of a key."""
+    cls: str
+    wait_ms: int
+    """It may wait this long from now."""
+    terms: Terms
+    weight: float
+    replica: str
+    meta: bytes
+    """wire.JobMeta, encoded."""
+    body: bytes
+    arrival: int = 0
+    """The number it had before Redis lost it, so that it keeps its place; else 0."""
+    floor: int = 0
+    """The highest attempt the gateway has seen of it."""
+
+
+class Enqueued(msgspec.Struct, frozen=True):
+    """`queued`: the queue owns it. `known`: it already did. Else nothing was stored."""
+
+    word: Literal["queued", "known", "cancelled", "full_user", "full_model"]
+    arrival: int = 0
+    state: str = ""
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A popped job: the right to run it, and all that running it needs."""
+
+    job: str
+    user: str
+    """Encoded."""
+    cls: str
+    attempt: int
+    backend: str
+    charged: float
+    terms: Terms
+    weight: float
+    meta: bytes
+    channel: str
+    replica: str
+    tries: int
+    arrival: int
+    deadline_ms: int
+    body: bytes
+
+
+class Popped(msgspec.Struct, frozen=True):
+    """`left`: jobs of the class that still wait; `held_ms`: nothing may be popped for so long."""
+
+    word: Literal["popped", "held", "stale"]
+    leases: list[Lease]
+    left: int = 0
+    held_ms: int = 0
+
+
+class Led(msgspec.Struct, frozen=True):
+    """`leader`: `term` is ours, `hold_until_ms` as in `pop`. `held`: by `owner` for `left_ms`."""
+
+    word: Literal["leader", "held", "lost", "given"]
+    term: int = 0
+    owner: str = ""
+    left_ms: int = 0
+
+
+class Due(msgspec.Struct, frozen=True):
+    """One thing `reap` names."""
+
+    why: Literal["deadline", "lease", "gateway"]
+    job: str
+    state: str
+    user: str
+    cls: str
+    owner: str
+    attempt: int
+    started: bool
+    channel: str
+    replica: str
+
+
+class Running(msgspec.Struct, frozen=True):
+    """One running job as `snapshot` sees it."""
+
+    job: str
+    owner: str
+    attempt: int
+    backend: str
+    started: bool
+    user: str
+    cls: str
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The read model of one queue."""
+
+    leader: str
+    term: int
+    waiting: dict[str, int]
+    running: list[Running]
+    places: list[int]
+    """For each job asked about: how many turns until its own, counting it; 0 if not waiting."""

@@ -1,0 +1,68 @@
+-- assert: a dispatcher restores a job that it runs and that Redis lost or still has queued.
+--
+-- KEYS record     hash
+-- KEYS body       str
+-- KEYS lane       zset
+-- KEYS backlog    zset
+-- KEYS counter    hash
+-- KEYS running    zset
+-- KEYS inflight   hash
+-- KEYS waiting    hash
+-- KEYS deadlines  zset
+-- KEYS owned      set
+-- ARGV now_ms     num
+-- ARGV job        str
+-- ARGV owner      str    dispatcher id
+-- ARGV attempt    num
+-- ARGV lease_ms   num
+-- ARGV user       str
+-- ARGV class      str
+-- ARGV charged    num    re-booked where Redis does not have it
+-- ARGV data       bytes  the body, while the job may still have to be requeued
+-- ARGV owned_ms   num    garbage collection of `owned`
+-- ARGV bell       str
+-- ARGV fields     str*   name, value: the rest of the record
+-- RETURNS 'running' | 'restored' | 'cancelled' | 'lost'
+
+local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'size', 'cancelled', 'started')
+local state, deadline = r[1], string.format('%.0f', now_ms + lease_ms)
+local place = string.format('%.0f', attempt)
+if state == 'cancelled' or r[5] then return 'cancelled' end
+if state == 'running' then
+  if r[2] ~= owner or r[3] ~= place then return 'lost' end
+  redis.call('ZADD', running, deadline, job)
+  redis.call('HSET', record, unpack(fields))
+  -- The caller may have asked before it knew that its own `start` had gone through.
+  if r[6] == '1' then redis.call('HSET', record, 'started', '1') end
+  return 'running'
+end
+-- A waiting record of this attempt or a later one was requeued: that run is over.
+if state and (state ~= 'waiting' or tonumber(r[3] or 0) >= attempt) then return 'lost' end
+
+if state == 'waiting' then
+  redis.call('ZREM', lane, job)
+  redis.call('ZREM', deadlines, job)
+  for f, n in pairs({jobs = 1, bytes = r[4], ['jobs:' .. class] = 1,
+                     ['jobs:' .. class .. ':' .. user] = 1, ['bytes:' .. user] = r[4]}) do
+    if redis.call('HINCRBY', waiting, f, 0 - n) <= 0 then redis.call('HDEL', waiting, f) end
+  end
+end
+local score = redis.call('ZSCORE', backlog, user)
+local c = string.format('%.17g',
+  tonumber(score or redis.call('HGET', counter, user) or 0) + charged)
+if score and redis.call('EXISTS', lane) == 1 then
+  redis.call('ZADD', backlog, c, user)
+else
+  redis.call('ZREM', backlog, user)
+  redis.call('HSET', counter, user, c)
+end
+redis.call('HSET', record, 'state', 'running', 'owner', owner, 'attempt', place, 'user', user,
+  'class', class, 'charged', string.format('%.17g', charged), unpack(fields))
+if data ~= '' then redis.call('SET', body, data) end
+redis.call('ZADD', running, deadline, job)
+redis.call('HINCRBY', inflight, user, 1)
+redis.call('SADD', owned, job)
+redis.call('PEXPIRE', owned, owned_ms)
+local backend = redis.call('HGET', record, 'backend') or '-'
+redis.call('PUBLISH', bell, 'assert ' .. job .. ' ' .. backend)
+return 'restored'

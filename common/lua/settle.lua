@@ -1,0 +1,73 @@
+-- settle: end a running job once, correct its charge, publish its end.
+--
+-- The owner's pair ends its own run and may repeat it (same reply, same frames). `heir` is the
+-- leader, which ends a run whose lease has passed: as an orphan, the record is kept in `running`
+-- and the frame repeated until the gateway acknowledges it.
+-- KEYS record    hash
+-- KEYS body      str
+-- KEYS running   zset   job -> lease deadline
+-- KEYS inflight  hash   user -> running jobs
+-- KEYS ewma      hash   user -> mean output tokens
+-- KEYS backlog   zset   of the job's class
+-- KEYS counter   hash   of its group
+-- KEYS owned     set    open jobs of its gateway replica
+-- ARGV now_ms    num
+-- ARGV job       str
+-- ARGV owner     str
+-- ARGV attempt   num
+-- ARGV heir      num    1: by the leader, for an expired lease
+-- ARGV outcome   str
+-- ARGV cost      str    real cost before weighting; empty: what was booked stands
+-- ARGV output    str    output tokens to learn from; empty: none
+-- ARGV alpha     num    weight of the newest in the mean
+-- ARGV usage     bytes  wire.Usage or empty
+-- ARGV seq       num    of the end frame
+-- ARGV keep_ms   num    the record goes after this long unacknowledged
+-- ARGV again_ms  num    an orphan's frame is repeated after this
+-- ARGV channel   str    reply channel
+-- ARGV frames    bytes  wire.Batch
+-- ARGV bell      str
+-- RETURNS 'settled' | 'lost' | 'unknown'
+
+local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'user', 'charged', 'weight',
+  'backend')
+local state, user = r[1], r[4]
+if not state or state == 'cancelled' then return 'unknown' end
+local pair = r[2] == owner and tonumber(r[3]) == attempt
+local expired = heir == 1 and tonumber(redis.call('ZSCORE', running, job) or 'inf') <= now_ms
+if (state == 'done' and pair) or (state == 'orphaned' and expired) then
+  redis.call('PUBLISH', channel, frames)
+  if expired then redis.call('ZADD', running, string.format('%.0f', now_ms + again_ms), job) end
+  return 'settled'
+end
+if state ~= 'running' or not pair or (heir == 1 and not expired) then return 'lost' end
+
+local charged = tonumber(r[5])
+local delta = cost == '' and 0 or tonumber(cost) / tonumber(r[6]) - charged
+local score = redis.call('ZSCORE', backlog, user)
+local c = string.format('%.17g',
+  tonumber(score or redis.call('HGET', counter, user) or 0) + delta)
+if score then redis.call('ZADD', backlog, c, user) else redis.call('HSET', counter, user, c) end
+if output ~= '' then
+  local mean = tonumber(redis.call('HGET', ewma, user) or output)
+  redis.call('HSET', ewma, user,
+    string.format('%.17g', mean + alpha * (tonumber(output) - mean)))
+end
+if redis.call('HINCRBY', inflight, user, -1) <= 0 then redis.call('HDEL', inflight, user) end
+redis.call('DEL', body)
+redis.call('HSET', record, 'outcome', outcome, 'usage', usage, 'seq', string.format('%.0f', seq),
+  'charged', string.format('%.17g', charged + delta))
+if outcome == 'orphaned' then
+  redis.call('HSET', record, 'state', 'orphaned', 'owner', '', 'attempt',
+    string.format('%.0f', math.max(attempt + 1, now_ms)))
+  redis.call('ZADD', running, string.format('%.0f', now_ms + again_ms), job)
+else
+  redis.call('HSET', record, 'state', 'done')
+  redis.call('HDEL', record, 'meta')
+  redis.call('ZREM', running, job)
+  redis.call('SREM', owned, job)
+  redis.call('PEXPIRE', record, keep_ms)
+end
+redis.call('PUBLISH', channel, frames)
+redis.call('PUBLISH', bell, 'settle ' .. job .. ' ' .. r[7])
+return 'settled'

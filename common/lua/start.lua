@@ -1,0 +1,21 @@
+-- start: mark a running job as started and publish its first frames, under fencing.
+--
+-- Nothing of an answer is sent before this succeeds. The same pair may repeat it.
+-- KEYS record   hash
+-- ARGV job      str
+-- ARGV owner    str    dispatcher id
+-- ARGV attempt  num
+-- ARGV channel  str    the replica's reply channel
+-- ARGV frames   bytes  wire.Batch
+-- ARGV bell     str    channel
+-- RETURNS 'started' | 'cancelled' | 'lost' | 'unknown'
+
+local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'cancelled', 'backend',
+  'started')
+if not r[1] or r[1] == 'cancelled' then return 'unknown' end
+if r[1] ~= 'running' or r[2] ~= owner or tonumber(r[3]) ~= attempt then return 'lost' end
+if r[4] then return 'cancelled' end
+redis.call('HSET', record, 'started', '1')
+redis.call('PUBLISH', channel, frames)
+if r[6] ~= '1' then redis.call('PUBLISH', bell, 'start ' .. job .. ' ' .. r[5]) end
+return 'started'

@@ -1,0 +1,368 @@
+"""The queue of one model: one method for each Lua verb, and the types of what they return.
+
+Ownership: after `enqueue` the queue owns the job, until its deadline; after `pop` the dispatcher
+that popped it owns it, until its lease ends; its heir is then the leader, by way of `reap`. After
+`settle` nobody does: the record only waits for the gateway's `ack`.
+
+Every method raises BrokerDown (nothing ran), BrokerUncertain (it may have run) or BrokerRefused.
+`now_ms` is 0 in production (the Redis server's clock); tests pass virtual time.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from common import keys
+from common.broker import Broker
+from common.cost import OUTPUT_ALPHA, OUTPUT_START, Terms
+from common.jobs import (
+    Due,
+    Enqueued,
+    Lease,
+    Led,
+    Limits,
+    NewJob,
+    Popped,
+    Running,
+    Snapshot,
+)
+from common.keys import ModelKeys
+from common.outcomes import Outcome
+from common.wire import Usage
+
+RECORD_KEEP_MS = 600_000
+TOMBSTONE_MS = 60_000
+OWNED_KEEP_MS = 86_400_000
+ORPHAN_AGAIN_MS = 1_000
+GATEWAY_KEEP_MS = 600_000
+POP_HEADS_MAX = 512
+POP_BYTES_MAX = 8 << 20
+SNAPSHOT_MAX = 1_000
+REAP_MAX = 100
+EWMA_MAX = 10_000
+
+
+class Queue:
+    """The verbs of one model, bound to its keys."""
+
+    def __init__(self, broker: Broker, model: str) -> None:
+        self.broker = broker
+        self.model = model
+        self.keys = ModelKeys(model)
+
+    async def lead(
+        self,
+        op: Literal["take", "renew", "give"],
+        owner: str,
+        *,
+        term: int = 0,
+        lease_ms: int = 2_000,
+        grace_ms: int = 6_000,
+        hold_ms: int = 0,
+        now_ms: int = 0,
+    ) -> Led:
+        """Take, renew or give up leadership. A renewal over 1 s after the last counts as a gap."""
+        reply = await self.broker.call(
+            "lead", leader=self.keys.leader, now_ms=now_ms, op=op, owner=owner, term=term,
+            lease_ms=lease_ms, grace_ms=grace_ms, gap_ms=1_000, hold_ms=hold_ms,
+        )  # fmt: skip
+        word = reply[0].decode()
+        if word == "leader":
+            return Led(word, term=int(reply[1]), owner=owner)
+        if word == "held":
+            return Led(word, owner=reply[1].decode(), left_ms=int(reply[2]))
+        return Led(word)
+
+    async def enqueue(self, job: NewJob, limits: Limits, *, now_ms: int = 0) -> Enqueued:
+        """Put a job in its user's lane. Harmless to repeat: a known id changes nothing."""
+        k, user = self.keys, keys.encode(job.user)
+        side = k.classes[job.cls]
+        reply = await self.broker.call(
+            "enqueue", record=k.record(job.id), body=k.body(job.id), lane=k.lane(job.cls, user),
+            backlog=side.backlog, counter=side.counter, vtime=side.vtime, groups=k.groups,
+            arrivals=k.arrival, waiting=k.waiting, deadlines=k.deadlines,
+            owned=k.owned(job.replica), now_ms=now_ms, job=job.id, user=user, group=side.group,
+            arrival=job.arrival, floor=job.floor, wait_ms=job.wait_ms,
+            user_jobs=limits.user_jobs, user_bytes=limits.user_bytes,
+            model_jobs=limits.model_jobs, model_bytes=limits.model_bytes,
+            fixed=job.terms.fixed, per_out=job.terms.per_output, max_out=job.terms.max_output,
+            weight=job.weight, replica=job.replica, channel=keys.reply(job.replica),
+            meta=job.meta, data=job.body, owned_ms=OWNED_KEEP_MS, bell=k.bell,
+            **{"class": job.cls},
+        )  # fmt: skip
+        word = reply[0].decode()
+        if word == "queued":
+            return Enqueued(word, arrival=int(reply[1]))
+        if word == "known":
+            return Enqueued(word, state=reply[1].decode())
+        if word == "full":
+            return Enqueued("full_user" if reply[1] == b"user" else "full_model")
+        return Enqueued(word)
+
+    async def pop(
+        self,
+        cls: str,
+        backends: Sequence[str],
+        owner: str,
+        term: int,
+        *,
+        lease_ms: int = 6_000,
+        now_ms: int = 0,
+    ) -> Popped:
+        """Lease the next jobs of a class, one for each backend place named, in that order.
+
+        The caller owns what it gets. Never cancelled midway and never repeated: after an error
+        the leader looks for running jobs of its own that it does not know.
+        """
+        k = self.keys
+        side = k.classes[cls]
+        reply = await self.broker.call(
+            "pop", leader=k.leader, running=k.running, inflight=k.inflight, ewma=k.ewma,
+            groups=k.groups, waiting=k.waiting, deadlines=k.deadlines, backlog=side.backlog,
+            counter=side.counter, vtime=side.vtime, now_ms=now_ms, owner=owner, term=term,
+            lease_ms=lease_ms, group=side.group, lane_prefix=k.lane_prefix,
+            job_prefix=k.record_prefix, body_prefix=k.body_prefix, start=OUTPUT_START,
+            batch=POP_HEADS_MAX, bytes_max=POP_BYTES_MAX, backends=backends, **{"class": cls},
+        )  # fmt: skip
+        word = reply[0].decode()
+        if word == "popped":
+            return Popped(word, [_lease(cls, r) for r in reply[2:]], left=int(reply[1]))
+        return Popped(word, [], held_ms=int(reply[1]) if word == "held" else 0)
+
+    async def start(
+        self, job: str, owner: str, attempt: int, channel: str, frames: bytes
+    ) -> Literal["started", "cancelled", "lost", "unknown"]:
+        """Publish a run's first frames, if the run is still the right one. May be repeated."""
+        reply = await self.broker.call(
+            "start", record=self.keys.record(job), job=job, owner=owner, attempt=attempt,
+            channel=channel, frames=frames, bell=self.keys.bell,
+        )  # fmt: skip
+        return reply.decode()  # type: ignore[no-any-return]
+
+    async def renew(
+        self,
+        jobs: Sequence[tuple[str, int, str]],
+        owner: str,
+        *,
+        lease_ms: int = 6_000,
+        now_ms: int = 0,
+    ) -> list[Literal["ok", "cancelled", "lost", "unknown"]]:
+        """Extend the leases of (job, attempt, new backend or ""). One word for each."""
+        reply = await self.broker.call(
+            "renew", running=self.keys.running, records=[self.keys.record(j) for j, _, _ in jobs],
+            now_ms=now_ms, owner=owner, lease_ms=lease_ms,
+            triples=[v for j, attempt, backend in jobs for v in (j, str(attempt), backend)],
+        )  # fmt: skip
+        return [w.decode() for w in reply]
+
+    async def charge(
+        self, cls: str, jobs: Sequence[tuple[str, int, float]], owner: str
+    ) -> list[Literal["raised", "enough", "lost"]]:
+        """Raise the charge of running jobs of one class: (job, attempt, cost so far)."""
+        side = self.keys.classes[cls]
+        reply = await self.broker.call(
+            "charge", backlog=side.backlog, counter=side.counter,
+            records=[self.keys.record(j) for j, _, _ in jobs], owner=owner,
+            items=[v for _, attempt, cost in jobs for v in (str(attempt), cost)],
+        )  # fmt: skip
+        return [w.decode() for w in reply]
+
+    async def settle(
+        self,
+        run: Lease | Due,
+        owner: str,
+        outcome: Outcome,
+        frames: bytes,
+        *,
+        heir: bool = False,
+        cost: float | None = None,
+        learn: int | None = None,
+        usage: Usage | None = None,
+        seq: int = -1,
+        now_ms: int = 0,
+    ) -> Literal["settled", "lost", "unknown"]:
+        """End a run once and publish its end. Nobody owns the job afterwards.
+
+        `cost` None: what was booked stands. `learn`: output tokens for the user's mean.
+        """
+        k = self.keys
+        side = k.classes[run.cls]
+        reply = await self.broker.call(
+            "settle", record=k.record(run.job), body=k.body(run.job), running=k.running,
+            inflight=k.inflight, ewma=k.ewma, backlog=side.backlog, counter=side.counter,
+            owned=k.owned(run.replica), now_ms=now_ms, job=run.job, owner=owner,
+            attempt=run.attempt, heir=int(heir), outcome=str(outcome),
+            cost="" if cost is None else float(cost), output="" if learn is None else learn,
+            alpha=OUTPUT_ALPHA, usage=msgspec.msgpack.encode(usage) if usage else b"", seq=seq,
+            keep_ms=RECORD_KEEP_MS, again_ms=ORPHAN_AGAIN_MS, channel=run.channel,
+            frames=frames, bell=k.bell,
+        )  # fmt: skip
+        return reply.decode()  # type: ignore[no-any-return]
+
+    async def ack(self, jobs: Sequence[str], replica: str) -> int:
+        """Forget ended jobs whose end the gateway has. May be repeated."""
+        k = self.keys
+        reply = await self.broker.call(
+            "ack", running=k.running, owned=k.owned(replica),
+            records=[k.record(j) for j in jobs], jobs=jobs,
+        )  # fmt: skip
+        return int(reply)
+
+    async def requeue(
+        self,
+        run: Lease | Due,
+        owner: str,
+        *,
+        heir: bool = False,
+        count_try: bool,
+        tries_max: int = 3,
+        now_ms: int = 0,
+    ) -> Literal["requeued", "started", "cancelled", "tries", "lost", "unknown"]:
+        """Give an unstarted run back to the queue, at its old place and with its charge undone.
+
+        After `started`, `cancelled` and `tries` the caller still owns it and settles it.
+        """
+        k = self.keys
+        side = k.classes[run.cls]
+        reply = await self.broker.call(
+            "requeue", record=k.record(run.job), lane=k.lane(run.cls, run.user),
+            backlog=side.backlog, counter=side.counter, vtime=side.vtime, running=k.running,
+            inflight=k.inflight, waiting=k.waiting, deadlines=k.deadlines, now_ms=now_ms,
+            job=run.job, owner=owner, attempt=run.attempt, heir=int(heir), tries_max=tries_max,
+            bell=k.bell, **{"try": int(count_try)},
+        )  # fmt: skip
+        return reply.decode()  # type: ignore[no-any-return]
+
+    async def restore(
+        self,
+        run: Lease,
+        owner: str,
+        backend: str,
+        charged: float,
+        *,
+        started: bool,
+        lease_ms: int = 6_000,
+        now_ms: int = 0,
+    ) -> Literal["running", "restored", "cancelled", "lost"]:
+        """The verb `assert`: tell Redis again of a run it may have lost. The caller owns it on
+        `running` and `restored`, and must stop it on the others."""
+        k = self.keys
+        side = k.classes[run.cls]
+        fields: dict[str, str | bytes] = {
+            "backend": backend, "started": str(int(started)), "arrival": str(run.arrival),
+            "fixed": f"{run.terms.fixed:.17g}", "per_out": f"{run.terms.per_output:.17g}",
+            "max_out": str(run.terms.max_output), "weight": f"{run.weight:.17g}",
+            "replica": run.replica, "channel": run.channel, "meta": run.meta,
+            "deadline": str(run.deadline_ms), "tries": str(run.tries),
+            "size": str(len(run.body)), "floor": "0",
+        }  # fmt: skip
+        reply = await self.broker.call(
+            "assert", record=k.record(run.job), body=k.body(run.job),
+            lane=k.lane(run.cls, run.user), backlog=side.backlog, counter=side.counter,
+            running=k.running, inflight=k.inflight, waiting=k.waiting, deadlines=k.deadlines,
+            owned=k.owned(run.replica), now_ms=now_ms, job=run.job, owner=owner,
+            attempt=run.attempt, lease_ms=lease_ms, user=run.user, charged=charged,
+            data=b"" if started else run.body, owned_ms=OWNED_KEEP_MS, bell=k.bell,
+            fields=[v for name, value in fields.items() for v in (name, value)],
+            **{"class": run.cls},
+        )  # fmt: skip
+        return reply.decode()  # type: ignore[no-any-return]
+
+    async def cancel(
+        self,
+        job: str,
+        cls: str,
+        user: str,
+        replica: str,
+        reason: Outcome,
+        *,
+        due: bool = False,
+        frames: bytes = b"",
+        now_ms: int = 0,
+    ) -> tuple[Literal["cancelled", "flagged", "ended", "unknown", "early"], str]:
+        """Take a waiting job out, or flag a running one: then the second part is its dispatcher,
+        which still owns it. `user` is encoded."""
+        k = self.keys
+        side = k.classes[cls]
+        reply = await self.broker.call(
+            "cancel", record=k.record(job), body=k.body(job), lane=k.lane(cls, user),
+            backlog=side.backlog, counter=side.counter, waiting=k.waiting, deadlines=k.deadlines,
+            running=k.running, owned=k.owned(replica), now_ms=now_ms, job=job,
+            reason=str(reason), due=int(due), keep_ms=TOMBSTONE_MS,
+            channel=keys.reply(replica), frames=frames, bell=k.bell,
+        )  # fmt: skip
+        return reply[0].decode(), reply[1].decode() if len(reply) > 1 else ""
+
+    async def reap(
+        self,
+        owner: str,
+        term: int,
+        dead: Sequence[str],
+        cls: str,
+        cursor: str = "0",
+        *,
+        lease_ms: int = 6_000,
+        now_ms: int = 0,
+    ) -> tuple[list[Due], str] | None:
+        """What is due, and where the sweep of the class's counters goes on; None: term is stale.
+
+        `dead`: gateway replicas without a heartbeat. Nothing changes hands here.
+        """
+        k = self.keys
+        side = k.classes[cls]
+        reply = await self.broker.call(
+            "reap", leader=k.leader, running=k.running, deadlines=k.deadlines,
+            inflight=k.inflight, ewma=k.ewma, counter=side.counter, vtime=side.vtime,
+            owned=[k.owned(r) for r in dead], now_ms=now_ms, owner=owner, term=term,
+            lease_ms=lease_ms, batch=REAP_MAX, cursor=cursor, ewma_max=EWMA_MAX,
+            job_prefix=k.record_prefix,
+        )  # fmt: skip
+        if reply[0] != b"due":
+            return None
+        return [_due(r) for r in reply[2:]], reply[1].decode()
+
+    async def snapshot(self, asked: Sequence[tuple[str, str, str]] = ()) -> Snapshot:
+        """The read model. `asked`: (class, encoded user, job) whose places are wanted."""
+        k = self.keys
+        index = {c: str(i) for i, c in enumerate(k.classes, start=1)}
+        backlogs = [c.backlog for c in k.classes.values()]
+        reply = await self.broker.call(
+            "snapshot", leader=k.leader, waiting=k.waiting, running=k.running,
+            backlogs=[*backlogs, *(k.lane(c, u) for c, u, _ in asked)],
+            batch=SNAPSHOT_MAX, job_prefix=k.record_prefix, classes=",".join(k.classes),
+            asked=[v for c, user, job in asked for v in (index[c], user, job)],
+        )  # fmt: skip
+        runs = [
+            Running(j.decode(), o.decode(), int(a), b.decode(), s == b"1", u.decode(), c.decode())
+            for j, o, a, b, s, u, c in reply[3]
+        ]
+        waiting = dict(zip(k.classes, reply[2], strict=True))
+        return Snapshot(reply[0].decode(), int(reply[1]), waiting, runs, list(reply[4]))
+
+
+async def heartbeat(
+    broker: Broker, replica: str, *, dead_ms: int = 6_000, now_ms: int = 0
+) -> Literal["alive", "missing"]:
+    """Say that a gateway replica lives; `missing`: it was taken for dead, or is new."""
+    reply = await broker.call(
+        "heartbeat", gateways=keys.GATEWAYS, now_ms=now_ms, replica=replica, dead_ms=dead_ms,
+        keep_ms=GATEWAY_KEEP_MS,
+    )  # fmt: skip
+    return reply.decode()  # type: ignore[no-any-return]
+
+
+def _lease(cls: str, r: list[bytes]) -> Lease:
+    return Lease(
+        job=r[0].decode(), user=r[1].decode(), cls=cls, attempt=int(r[2]), backend=r[3].decode(),
+        charged=float(r[4]), terms=Terms(float(r[5]), float(r[6]), int(r[7])),
+        weight=float(r[8]), meta=r[9], channel=r[10].decode(), replica=r[11].decode(),
+        tries=int(r[12]), arrival=int(r[13]), deadline_ms=int(r[14]), body=r[15],
+    )  # fmt: skip
+
+
+def _due(r: list[bytes]) -> Due:
+    why, job, state, user, cls, owner, attempt, started, channel, replica = (v.decode() for v in r)
+    return Due(
+        why, job, state, user, cls, owner, int(attempt), started == "1", channel, replica  # type: ignore[arg-type]
+    )  # fmt: skip

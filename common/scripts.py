@@ -1,0 +1,113 @@
+"""Load the Lua verbs and bind their typed slots.
+
+A file's header is its contract: `-- KEYS name type` and `-- ARGV name type` lines name each slot,
+a type that ends in `*` takes the rest. The loader puts one generated line in front of the file,
+which makes locals of the slots (so an error's line number is the file's plus one), and which is
+the only place that reads the server's clock: a script with a slot `now_ms` gets the time given,
+or, for 0, the time of the Redis server; `now_us` is the same in microseconds.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from importlib import resources
+
+import msgspec
+
+Value = str | bytes | int | float
+"""One argument. Integers are passed as digits, floats with 17 significant digits."""
+
+VERBS = (
+    "lead", "enqueue", "pop", "start", "renew", "charge", "settle", "ack", "requeue", "assert",
+    "cancel", "heartbeat", "reap", "snapshot",
+)  # fmt: skip
+
+_SLOT = re.compile(r"^-- (KEYS|ARGV) +(\w+) +(\w+)(\*?)", re.M)
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """One named argument of a script."""
+
+    name: str
+    type: str
+    rest: bool
+
+
+class Script(msgspec.Struct, frozen=True):
+    """A verb, ready for EVALSHA."""
+
+    name: str
+    text: str
+    sha: str
+    keys: tuple[Slot, ...]
+    args: tuple[Slot, ...]
+
+    def bind(self, **slots: Value | Sequence[Value]) -> tuple[list[str], list[Value]]:
+        """(keys, arguments) in the script's order; TypeError where names differ from its slots."""
+        if len(slots) != len(self.keys) + len(self.args):
+            raise TypeError(f"{self.name}: slots differ: {sorted(self._names() ^ slots.keys())}")
+        try:
+            keys = _flatten(self.keys, slots)
+            args = _flatten(self.args, slots)
+        except KeyError as e:
+            raise TypeError(f"{self.name}: no value for slot {e}") from None
+        return [str(k) for k in keys], [a if type(a) is bytes else _text(a) for a in args]
+
+    def _names(self) -> set[str]:
+        return {s.name for s in (*self.keys, *self.args)}
+
+
+def _flatten(slots: tuple[Slot, ...], values: dict[str, Value | Sequence[Value]]) -> list[Value]:
+    out: list[Value] = []
+    for slot in slots:
+        value = values[slot.name]
+        if slot.rest:
+            out.extend(value)  # type: ignore[arg-type]
+        else:
+            out.append(value)  # type: ignore[arg-type]
+    return out
+
+
+def _text(value: Value) -> Value:
+    if isinstance(value, str | bytes):
+        return value
+    return str(int(value)) if isinstance(value, int) else f"{value:.17g}"
+
+
+def parse(name: str, source: str) -> Script:
+    """A script from its file; ValueError where a header names a slot twice or `*` is not last."""
+    slots = {"KEYS": list[Slot](), "ARGV": list[Slot]()}
+    for kind, slot, type_, rest in _SLOT.findall(source):
+        known = slots[kind]
+        if (known and known[-1].rest) or any(s.name == slot for k in slots.values() for s in k):
+            raise ValueError(f"{name}.lua: slot {slot} after a rest slot, or named twice")
+        known.append(Slot(slot, type_, bool(rest)))
+    text = _prologue(slots) + "\n" + source
+    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return Script(name, text, sha, tuple(slots["KEYS"]), tuple(slots["ARGV"]))
+
+
+def _prologue(slots: dict[str, list[Slot]]) -> str:
+    parts = []
+    for kind in ("KEYS", "ARGV"):
+        for i, slot in enumerate(slots[kind], start=1):
+            value = f"{kind}[{i}]"
+            if slot.rest:
+                parts.append(f"local {slot.name}={{}} for i={i},#{kind} do ")
+                parts.append(f"{slot.name}[#{slot.name}+1]={kind}[i] end ")
+            elif slot.type == "num":
+                parts.append(f"local {slot.name}=tonumber({value}) ")
+            else:
+                parts.append(f"local {slot.name}={value} ")
+    if any(s.name == "now_ms" for s in slots["ARGV"]):
+        parts.append(
+            "local now_us=now_ms*1000 if now_ms==0 then local t=redis.call('TIME') "
+            "now_us=t[1]*1000000+t[2] now_ms=math.floor(now_us/1000) end "
+        )
+    return "".join(parts)
+
+
+def load() -> dict[str, Script]:
+    """All verbs, read from the package's files."""
+    folder = resources.files("common.lua")
+    return {v: parse(v, (folder / f"{v}.lua").read_text(encoding="utf-8")) for v in VERBS}

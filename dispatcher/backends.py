@@ -1,0 +1,271 @@
+"""The backends of a dispatcher: what is known of each, and the poller that asks their engines.
+
+Polls only add to what the dispatcher knows of its own jobs. A backend whose metrics page is
+missing, broken or hangs is used all the same, within the limits of `dispatcher.admission`; only
+refused jobs take a backend out of use (`dispatcher.breaker`).
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+import aiohttp
+import httpx
+import msgspec
+
+from common.errors import FairlaneError
+from common.settings import BackendSettings
+from dispatcher.admission import BackendLoad, Room
+from dispatcher.breaker import Breaker
+from dispatcher.engines import READERS, EngineFacts
+
+log = logging.getLogger("fairlane.backends")
+
+POLL_TIMEOUT_S = 2.0
+CONNECT_S = 1.0
+"""Shorter than the whole, so that a host that does not answer is known from a page that hangs."""
+PAGE_BYTES_MAX = 2 << 20
+MODELS_S = 10.0
+"""How often the served models are read; each MODELS_RETRY_S until that succeeded once."""
+MODELS_RETRY_S = 1.0
+MODELS_MAX = 1_000
+"""More served names than that are cut off."""
+JITTER = 0.1
+TICK_S = 0.001
+"""Pauses are not finer than that: a shorter sleep need not move a coarse clock at all."""
+WARN_S = 60.0
+"""At most one warning of each kind a backend in this time."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_models = msgspec.json.Decoder(_Models)
+
+
+class _Unreadable(FairlaneError):
+    """A page could not be read; its text says why. `refused`: there was no connection."""
+
+    def __init__(self, why: str, *, refused: bool = False) -> None:
+        super().__init__(why)
+        self.refused = refused
+
+
+class Backend:
+    """One engine server as this dispatcher sees it.
+
+    `model`: whose series on the metrics page count; None where it serves several.
+    """
+
+    def __init__(
+        self, settings: BackendSettings, *, model: str | None = None, kv_max: float = 0.92
+    ) -> None:
+        self.settings = settings
+        self.url = settings.url.rstrip("/")
+        self.model = model
+        self.load = BackendLoad(max_num_seqs=settings.max_num_seqs, kv_max=kv_max)
+        self.breaker = Breaker()
+        self.models: tuple[str, ...] | None = None
+        """Names it serves, as last read; None: never read."""
+        self.reachable: bool | None = None
+        """Whether its port took the last connection; None: not tried yet."""
+        self.metrics_up = False
+        """Whether the last poll told anything."""
+
+    def room(self, now: float, cls: str, limit: int, *, others_waiting: bool) -> Room:
+        """How many jobs of a class may be sent now, breaker and load considered."""
+        room = self.load.room(now, cls, limit, others_waiting=others_waiting)
+        n = self.breaker.room(now, room.n)
+        if n == room.n:
+            return room
+        if n:
+            return Room(n)
+        wait = self.breaker.wait(now)
+        return Room(0, f"refused, next try in {wait:.1f} s" if wait else "refused, on trial")
+
+    def sent(self, now: float, job: str, cls: str, *, streams: bool) -> None:
+        """This dispatcher sends a job there."""
+        self.load.sent(now, job, cls, streams=streams)
+        self.breaker.sent(now, job)
+
+    def started(self, now: float, job: str) -> None:
+        """The first byte of a job's answer came."""
+        self.load.started(now, job)
+        self.breaker.answered(now, job)
+
+    def refused(self, now: float, job: str) -> None:
+        """It refused a job before the first byte, and does not have it."""
+        self.breaker.refused(now, job)
+        self.load.ended(now, job)
+
+    def ended(self, now: float, job: str) -> None:
+        """It does not have this job any more, for whatever reason."""
+        self.load.ended(now, job)
+        self.breaker.abandoned(now, job)
+
+
+class Poller:
+    """Reads each backend's `/metrics` and `/v1/models`, one request of each kind at a time."""
+
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport,
+        backends: Sequence[Backend],
+        *,
+        busy: Callable[[Backend], bool],
+        changed: Callable[[Backend], None],
+        rng: random.Random,
+        busy_ms: int = 100,
+        idle_ms: int = 1_000,
+    ) -> None:
+        """`busy`: whether jobs wait for this backend, so that it is polled often.
+
+        `changed` is told when facts, reachability or served models of a backend are new; it must
+        neither wait nor raise. The transport stays the caller's.
+        """
+        self._transport = transport
+        self._backends = tuple(backends)
+        self._busy = busy
+        self._changed = changed
+        self._rng = rng
+        self._busy_s = busy_ms / 1000
+        self._idle_s = idle_ms / 1000
+        self._warned: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for backend in self._backends:
+                group.create_task(self._poll_metrics(backend))
+                group.create_task(self._poll_models(backend))
+
+    async def _poll_metrics(self, backend: Backend) -> None:
+        now = asyncio.get_running_loop().time
+        while True:
+            asked_at = now()
+            try:
+                facts = await self._facts(backend)
+            except _Unreadable as e:
+                self._failed(backend, e)
+            else:
+                self._read(backend, facts, asked_at)
+            await self._pause(backend)
+
+    async def _pause(self, backend: Backend) -> None:
+        """From the end of one poll to the next: an engine that answers slowly is not pressed."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        busy_s, idle_s = self._jittered(self._busy_s), self._jittered(self._idle_s)
+        while True:
+            busy = self._busy(backend)
+            if not busy:
+                backend.load.expect(self._idle_s)
+            left = began + (busy_s if busy else idle_s) - now()
+            if left < TICK_S:
+                return
+            await asyncio.sleep(min(left, busy_s))
+
+    async def _facts(self, backend: Backend) -> EngineFacts:
+        page = await self._get(backend, "/metrics")
+        facts = READERS[backend.settings.engine](page, backend.model)
+        if facts == EngineFacts():
+            raise _Unreadable(f"nothing of a {backend.settings.engine} in {len(page)} bytes")
+        return facts
+
+    def _read(self, backend: Backend, facts: EngineFacts, asked_at: float) -> None:
+        now = asyncio.get_running_loop().time()
+        load = backend.load
+        before = (load.facts, load.fresh(now), load.counts(now), backend.reachable)
+        period = self._busy_s + (now - asked_at)
+        load.polled(now, facts, period=period, asked_at=asked_at)
+        backend.reachable = backend.metrics_up = True
+        if before != (load.facts, True, load.counts(now), True):
+            self._changed(backend)
+
+    def _failed(self, backend: Backend, why: _Unreadable) -> None:
+        now = asyncio.get_running_loop().time()
+        before = (backend.reachable, backend.metrics_up)
+        backend.load.poll_failed(now)
+        backend.metrics_up = False
+        backend.reachable = not why.refused
+        self._warn(backend, "metrics", why)
+        if before != (backend.reachable, False):
+            self._changed(backend)
+
+    async def _poll_models(self, backend: Backend) -> None:
+        while True:
+            try:
+                names = await self._names(backend)
+            except _Unreadable as e:
+                self._warn(backend, "models", e)
+            else:
+                if names != backend.models:
+                    backend.models = names
+                    self._changed(backend)
+            pause = MODELS_RETRY_S if backend.models is None else MODELS_S
+            await asyncio.sleep(self._jittered(pause))
+
+    async def _names(self, backend: Backend) -> tuple[str, ...]:
+        page = await self._get(backend, "/v1/models")
+        try:
+            listed = _models.decode(page)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise _Unreadable("not a list of models") from None
+        names = dict.fromkeys(model.id for model in listed.data if model.id)
+        return tuple(names)[:MODELS_MAX]
+
+    async def _get(self, backend: Backend, path: str) -> bytes:
+        """A page of at most PAGE_BYTES_MAX within POLL_TIMEOUT_S. Raises _Unreadable."""
+        headers = {"accept-encoding": "identity", "user-agent": "fairlane"}
+        if backend.settings.api_key is not None:
+            headers["authorization"] = f"Bearer {backend.settings.api_key}"
+        try:
+            request = httpx.Request(
+                "GET",
+                backend.url + path,
+                headers=headers,
+                extensions={"timeout": {"connect": CONNECT_S}},
+            )
+            async with asyncio.timeout(POLL_TIMEOUT_S):
+                return await self._fetch(request)
+        except TimeoutError:
+            raise _Unreadable(f"no whole answer within {POLL_TIMEOUT_S:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as e:
+            raise _Unreadable(f"{type(e).__name__}: {e}", refused=_refused(e)) from None
+
+    async def _fetch(self, request: httpx.Request) -> bytes:
+        response = await self._transport.handle_async_request(request)
+        try:
+            if response.status_code != 200:
+                raise _Unreadable(f"status {response.status_code}")
+            parts, size = [], 0
+            async for part in response.aiter_bytes():
+                parts.append(part)
+                size += len(part)
+                if size > PAGE_BYTES_MAX:
+                    raise _Unreadable(f"more than {PAGE_BYTES_MAX} bytes")
+            return b"".join(parts)
+        finally:
+            await response.aclose()
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * self._rng.uniform(1 - JITTER, 1 + JITTER)
+
+    def _warn(self, backend: Backend, what: str, why: _Unreadable) -> None:
+        now = asyncio.get_running_loop().time()
+        last = self._warned.get((backend.url, what))
+        if last is None or now - last >= WARN_S:
+            self._warned[backend.url, what] = now
+            log.warning("backend %s: %s unknown: %s", backend.url, what, why)
+
+
+def _refused(error: Exception) -> bool:
+    """Whether there was no connection; aiohttp's transport calls a broken one a time-out too."""
+    broken = isinstance(error.__cause__, aiohttp.ServerDisconnectedError)
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and not broken

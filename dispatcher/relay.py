@@ -1,0 +1,265 @@
+"""Run one leased job: its request to an engine, the engine's answer to the gateway, its end.
+
+Owner: the dispatcher that popped the job, from here until `settle` (nobody owns it afterwards) or
+`requeue` (the queue does). Limit: its lease, renewed in `runs.py`. Heir: the leader, once the
+lease has passed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from common.metrics import DispatcherMetrics
+from common.outcomes import Outcome
+from common.settings import DispatcherSettings
+from common.wire import FRAME_BYTES_MAX
+from dispatcher.answer import Step, StreamRules
+from dispatcher.bodies import ErrorInfo, make_error, read_error, read_usage
+from dispatcher.closing import MESSAGES, Closing, Ending
+from dispatcher.dialects import error_event, json_to_stream
+from dispatcher.engine import Answer, Broken, EngineClient, Refused
+from dispatcher.runs import Run, Runs
+
+log = logging.getLogger("fairlane.relay")
+
+USAGE_BODY_MAX = 4 << 20
+"""A larger JSON answer is handed on without reading its usage."""
+HANG_UP_S = 0.1
+"""How long an answered engine is given to end its body, so that the connection can serve again."""
+JSON_HEADERS = [("content-type", "application/json")]
+DRAINING = (b"cannot schedule new futures", b"shutting down", b"shutdown")
+"""What a vLLM that drains says with its 500."""
+
+
+class Relay:
+    """Runs leased jobs against the engines."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        closing: Closing,
+        runs: Runs,
+        settings: DispatcherSettings,
+        metrics: DispatcherMetrics,
+    ) -> None:
+        self._client = client
+        self._closing = closing
+        self._runs = runs
+        self._settings = settings
+        self._metrics = metrics
+
+    async def run(self, run: Run, wake: Callable[[], None]) -> None:
+        """One run to its end. `wake` is called when its backend has a place again."""
+        self._runs.add(run)
+        run.task = asyncio.ensure_future(self._serve(run, wake))
+        try:
+            await asyncio.wait({run.task})
+            run.backend.ended(_now(), run.lease.job)
+            wake()
+            ending = self._ending(run)
+            if run.answer is not None and ending.outcome is not Outcome.FINISHED:
+                await run.answer.close()
+                run.answer = None
+            await self._closing.finish(run, ending)
+        finally:
+            whole = run.task.done()
+            run.task.cancel()
+            run.backend.ended(_now(), run.lease.job)
+            self._runs.remove(run)
+            await asyncio.gather(run.task, return_exceptions=True)
+            if run.answer is not None:
+                await (self._hang_up(run.answer) if whole else run.answer.close())
+
+    def _ending(self, run: Run) -> Ending:
+        task = run.task
+        assert task is not None
+        if task.cancelled():
+            why = run.stopped or Outcome.FAILED
+            if why is Outcome.FAILED and not run.started:
+                return Ending(why, requeue=True)  # this process stops: another runs it
+            return Ending(why, MESSAGES.get(why, ""))
+        error = task.exception()
+        if error is not None:
+            log.error("run %s failed", run.lease.job, exc_info=error)
+            return Ending(Outcome.FAILED, MESSAGES[Outcome.FAILED])
+        result = task.result()
+        assert isinstance(result, Ending)
+        return result
+
+    async def _serve(self, run: Run, wake: Callable[[], None]) -> Ending:
+        lease, backend = run.lease, run.backend
+        if not await self._runs.fresh(run):
+            return Ending(Outcome.LOST)
+        run.sent_at = _now()
+        run.read_until = run.sent_at + self._settings.first_byte_s
+        try:
+            answer = await self._client.send(
+                backend.url, run.meta.path, lease.body, stream=run.meta.stream,
+                api_key=backend.settings.api_key, job=lease.job,
+            )  # fmt: skip
+        except Refused:
+            self._refused(run)
+            return Ending(Outcome.TRIES, requeue=True)
+        except Broken:
+            self._refused(run)
+            return Ending(Outcome.TRIES, requeue=True, counts=True)
+        run.answer = answer
+        return await self._answered(run, answer, wake)
+
+    def _refused(self, run: Run) -> None:
+        run.backend.refused(_now(), run.lease.job)
+
+    async def _answered(self, run: Run, answer: Answer, wake: Callable[[], None]) -> Ending:
+        try:
+            if answer.status != 200:
+                return await self._refusal(run, answer)
+            if not run.meta.stream:
+                return await self._body(run, answer, wake)
+            if answer.content_type.startswith("application/json"):
+                return await self._unstreamed(run, answer, wake)
+        except Broken:
+            if run.started:
+                return Ending(Outcome.FAILED, MESSAGES[Outcome.FAILED])
+            self._refused(run)
+            return Ending(Outcome.TRIES, requeue=True, counts=True)
+        return await self._stream(run, answer, wake)
+
+    async def _refusal(self, run: Run, answer: Answer) -> Ending:
+        """An error status: backpressure goes back to the queue, the rest is the client's."""
+        body = await answer.rest()
+        draining = answer.status == 500 and any(d in body for d in DRAINING)
+        if answer.status in (429, 503) or draining:
+            self._refused(run)
+            return Ending(Outcome.TRIES, requeue=True)
+        run.backend.started(_now(), run.lease.job)
+        status = answer.status if answer.status >= 400 else 502
+        error = read_error(body, status)
+        headers = [h for h in answer.headers if h[0] != "content-type"] + JSON_HEADERS
+        frames = run.out.first(status, headers, False, error.body)
+        return await self._whole(run, frames, Outcome.REFUSED, error.message)
+
+    async def _whole(
+        self, run: Run, frames: list[bytes], outcome: Outcome, message: str = ""
+    ) -> Ending:
+        """An answer that is all there: small, it goes out with its end, in one script."""
+        if len(frames) <= 2:
+            return Ending(outcome, message, frames=tuple(frames))
+        await self._closing.start(run, frames)
+        return Ending(outcome, message)
+
+    def _first_byte(self, run: Run, wake: Callable[[], None]) -> None:
+        now = _now()
+        run.backend.started(now, run.lease.job)
+        self._metrics.first_byte(run.queue.model, run.lease.cls, now - run.sent_at)
+        wake()
+
+    async def _body(self, run: Run, answer: Answer, wake: Callable[[], None]) -> Ending:
+        """A JSON answer, passed on as it is."""
+        parts: list[bytes] = []
+        kept = 0
+        heads = answer.headers
+        while data := await self._read(run, answer):
+            if not parts:
+                self._first_byte(run, wake)
+            kept += len(data)
+            if kept <= USAGE_BODY_MAX:
+                parts.append(data)
+            if run.started:
+                run.out.data(data)
+            elif kept > FRAME_BYTES_MAX:
+                frames = run.out.first(200, heads, False, b"".join(parts))
+                if not await self._closing.start(run, frames):
+                    return Ending(Outcome.LOST)
+        body = b"".join(parts)
+        if kept <= USAGE_BODY_MAX:
+            run.usage = read_usage(body)
+        if run.started:
+            return Ending(Outcome.FINISHED)
+        if not body:
+            raise Broken("an empty answer")
+        return Ending(Outcome.FINISHED, frames=tuple(run.out.first(200, heads, False, body)))
+
+    async def _unstreamed(self, run: Run, answer: Answer, wake: Callable[[], None]) -> Ending:
+        """JSON in answer to `stream: true`: turned into the stream that was asked for."""
+        body = await answer.rest()
+        self._first_byte(run, wake)
+        try:
+            data = json_to_stream(run.meta.dialect, body, run.meta.wants_usage)
+        except ValueError:
+            error = read_error(body, 502)
+            if b'"error"' not in body:
+                error = make_error("The engine did not answer with a completion.")
+            return Ending(Outcome.FAILED, error.message, frames=self._error_frames(run, error))
+        run.usage = read_usage(body)
+        frames = run.out.first(200, [("content-type", "text/event-stream")], True, data)
+        return await self._whole(run, frames, Outcome.FINISHED)
+
+    async def _read(self, run: Run, answer: Answer) -> bytes:
+        if run.started:
+            if run.out.full():
+                run.read_until = float("inf")  # a slow client is no silent engine
+                await run.out.room()
+            run.read_until = _now() + self._settings.silence_s
+        return await answer.read()
+
+    async def _stream(self, run: Run, answer: Answer, wake: Callable[[], None]) -> Ending:
+        """An event stream: whole events go on as they come."""
+        rules = StreamRules(run.meta.dialect, run.meta.wants_usage, run.meta.choices)
+        seen = False
+        while True:
+            clean = True
+            try:
+                data = await self._read(run, answer)
+            except Broken:
+                data, clean = b"", False
+            step = rules.feed(data) if data else rules.finish(clean)
+            run.output += step.output_estimate
+            if rules.usage is not None:
+                run.usage = rules.usage
+            if step.first_event and not seen:
+                seen = True
+                self._first_byte(run, wake)
+            if step.data and not await self._forward(run, answer, step):
+                return Ending(Outcome.LOST)
+            if step.error is not None:
+                return self._stream_error(run, step.error, seen=seen)
+            if step.done:
+                return Ending(Outcome.FINISHED)
+
+    async def _forward(self, run: Run, answer: Answer, step: Step) -> bool:
+        if run.started:
+            run.out.data(step.data)
+            return True
+        return await self._closing.start(run, run.out.first(200, answer.headers, True, step.data))
+
+    def _stream_error(self, run: Run, error: ErrorInfo, *, seen: bool) -> Ending:
+        if run.started:
+            run.out.data(
+                error_event(run.meta.dialect, error.message, error.type, error.code, error.param)
+            )
+            return Ending(Outcome.FAILED, error.message, told=True)
+        if not seen or (error.status or 0) >= 500:
+            self._refused(run)
+            return Ending(Outcome.TRIES, requeue=True, counts=True)
+        own = error.status is not None and error.status < 500
+        outcome = Outcome.REFUSED if own else Outcome.FAILED
+        return Ending(outcome, error.message, frames=self._error_frames(run, error))
+
+    def _error_frames(self, run: Run, error: ErrorInfo) -> tuple[bytes, ...]:
+        return tuple(run.out.first(error.status or 502, JSON_HEADERS, False, error.body))
+
+    async def _hang_up(self, answer: Answer) -> None:
+        """Close an answer; one that ended properly is read to its end, so that the connection may
+        serve again."""
+        try:
+            async with asyncio.timeout(HANG_UP_S):
+                while await answer.read():
+                    pass
+        except (Broken, TimeoutError):
+            pass  # then the connection is closed instead of kept
+        finally:
+            await answer.close()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

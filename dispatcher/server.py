@@ -1,0 +1,252 @@
+"""One dispatcher process: all its models, their backends, and what they share."""
+
+import asyncio
+import contextlib
+import logging
+import random
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from common import keys
+from common.broker import Broker, Subscriber
+from common.clock import wall
+from common.errors import BrokerError, WireError
+from common.links import Message
+from common.metrics import DispatcherMetrics
+from common.outcomes import Outcome
+from common.publish import Publisher
+from common.settings import BackendSettings, ModelSettings, Settings
+from common.wire import (
+    VERSION,
+    Ack,
+    Announcement,
+    Cancel,
+    ServedModel,
+    decode_announcement,
+    decode_controls,
+    encode_announcement,
+)
+from dispatcher.backends import Backend, Poller
+from dispatcher.closing import Closing
+from dispatcher.engine import EngineClient, open_transport
+from dispatcher.loop import ModelLoop, Parts
+from dispatcher.relay import Relay
+from dispatcher.runs import Runs
+
+log = logging.getLogger("fairlane.dispatcher")
+
+ANNOUNCE_S = 1.0
+GONE_MS = 6_000
+"""A dispatcher whose announcement is older serves nothing any more."""
+FORGET_MS = 60_000
+"""Its announcement is removed after this."""
+KNOWN_S = 3.0
+"""A model announced for so long was there before us: its missing leader hash means a loss."""
+PROBE_MS = 60_000
+"""A probe only reads which models there are; each model's own poller reads the load."""
+MODELS_MAX = 256
+"""Most models one process serves, discovered ones included."""
+
+
+class Dispatcher:
+    """Everything that pops, for all models of this process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        owner: str,
+        registry: CollectorRegistry,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """`transport` carries requests to engines (tests pass a simulated engine's)."""
+        self.owner = owner
+        self._settings = settings
+        self._broker = broker
+        self._transport = transport or open_transport()
+        self._client = EngineClient(self._transport)
+        self._random = random.Random(seed)
+        self._publisher = Publisher(broker, owner)
+        self._metrics = DispatcherMetrics(registry)
+        self._runs = Runs(broker, owner, settings.dispatcher)
+        closing = Closing(owner, self._publisher, self._runs, settings.dispatcher, self._metrics)
+        relay = Relay(self._client, closing, self._runs, settings.dispatcher, self._metrics)
+        self._parts = Parts(
+            broker, owner, settings.dispatcher, self._runs, relay, self._publisher,
+            self._metrics, self._known,
+        )  # fmt: skip
+        self._loops: dict[str, ModelLoop] = {}
+        self._created = int(wall())
+        self._seen: dict[str, float] = {}
+        """Model -> since when `fl:models` has held it."""
+        self._live: dict[str, dict[str, float]] = {}
+        """Model -> other dispatchers that serve it -> since when."""
+        self._subscriber = Subscriber(broker, (keys.control(owner),), self._deliver, self._wake_all)
+        self.stopping = False
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._subscriber.run())
+                group.create_task(self._runs.run())
+                group.create_task(self._announce())
+                for name, model in self._settings.models.items():
+                    self._add(group, name, model, model.backends)
+                for backend in self._settings.backends:
+                    group.create_task(self._discover(group, backend))
+        finally:
+            await self._publisher.close()
+            await self._client.close()
+
+    async def stop(self) -> None:
+        """Stop popping at once, let running jobs finish for `drain_s`, hand back the rest."""
+        self.stopping = True
+        await asyncio.gather(*(loop.stop() for loop in self._loops.values()))
+        deadline = self._now() + self._settings.dispatcher.drain_s
+        await self._until_ended(deadline)
+        for run in self._runs:
+            run.stop(Outcome.FAILED)
+        await self._until_ended(self._now() + 5.0)
+        with contextlib.suppress(BrokerError):
+            await self._broker.command("HDEL", keys.MODELS, self.owner)
+
+    async def _until_ended(self, deadline: float) -> None:
+        while len(self._runs) and self._now() < deadline:
+            self._runs.ended.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._runs.ended.wait()
+
+    def ready(self) -> bool:
+        """Whether this process can serve: Redis is there, and a backend of some model."""
+        return self._broker.up.is_set() and any(
+            b.reachable for loop in self._loops.values() for b in loop.backends
+        )
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _add(
+        self,
+        group: asyncio.TaskGroup,
+        name: str,
+        model: ModelSettings,
+        backends: list[BackendSettings],
+    ) -> None:
+        """Serve one more model, or one more backend of a model."""
+        loop = self._loops.get(name)
+        if loop is None:
+            if len(self._loops) >= MODELS_MAX:
+                log.warning("model %s is not served: there are %d already", name, MODELS_MAX)
+                return
+            loop = self._loops[name] = ModelLoop(self._parts, name, model, [])
+            self._subscriber.add(loop.queue.keys.bell)
+            group.create_task(loop.run())
+        for settings in backends:
+            backend = Backend(settings, model=name, kv_max=self._settings.dispatcher.kv_max)
+            loop.backends.append(backend)
+            self._poll(group, backend, loop)
+        loop.wake()
+
+    def _poll(self, group: asyncio.TaskGroup, backend: Backend, loop: ModelLoop) -> None:
+        settings = self._settings.dispatcher
+        poller = Poller(
+            self._transport, [backend], busy=lambda _: loop.busy(), changed=lambda _: loop.wake(),
+            rng=self._random, busy_ms=settings.poll_busy_ms, idle_ms=settings.poll_idle_ms,
+        )  # fmt: skip
+        group.create_task(poller.run())
+
+    async def _discover(self, group: asyncio.TaskGroup, settings: BackendSettings) -> None:
+        """Serve the models a backend lists, as it comes to list them."""
+        known: set[str] = set()
+
+        def listed(probe: Backend) -> None:
+            for name in probe.models or ():
+                if name not in known and name not in self._settings.models:
+                    known.add(name)
+                    self._add(group, name, ModelSettings(), [settings])
+
+        probe = Backend(settings)
+        await Poller(
+            self._transport, [probe], busy=lambda _: False, changed=listed, rng=self._random,
+            idle_ms=PROBE_MS,
+        ).run()  # fmt: skip
+
+    def _known(self, model: str) -> bool:
+        since = self._seen.get(model)
+        return since is not None and self._now() - since > KNOWN_S
+
+    def _wake_all(self) -> None:
+        for loop in self._loops.values():
+            loop.look()
+
+    def _deliver(self, message: Message) -> None:
+        channel, data = message
+        for loop in self._loops.values():
+            if channel == loop.queue.keys.bell.encode():
+                event, job, detail = data.decode().split(" ", 2)
+                loop.ring(event, job, detail)
+                return
+        try:
+            controls = decode_controls(data).controls
+        except WireError as e:
+            log.warning("dropped a control message: %s", e)
+            return
+        for control in controls:
+            if isinstance(control, Ack):
+                self._publisher.acknowledge(control)
+            elif isinstance(control, Cancel):
+                self._runs.cancel(control.job, control.attempt)
+            else:
+                self._publisher.resend(control)
+
+    async def _announce(self) -> None:
+        while True:
+            self._publisher.alive(self._now())
+            self._metrics.running(len(self._runs))
+            try:
+                await self._tell()
+            except BrokerError as e:
+                log.debug("announcing: %s", e)
+            await asyncio.sleep(ANNOUNCE_S)
+
+    async def _tell(self) -> None:
+        now_ms = await self._broker.now_ms()
+        entries = await self._broker.command("HGETALL", keys.MODELS)
+        pairs = dict(zip(entries[::2], entries[1::2], strict=True))
+        serving: dict[str, set[str]] = {}
+        for name, data in pairs.items():
+            try:
+                announcement = decode_announcement(data)
+            except WireError:
+                continue
+            age = now_ms - announcement.at_ms
+            if age > FORGET_MS:
+                await self._broker.command("HDEL", keys.MODELS, name)
+            elif age <= GONE_MS:
+                for model in announcement.models:
+                    serving.setdefault(model.name, set()).add(name.decode())
+        self._note(serving)
+        if not self.stopping:
+            mine = Announcement(VERSION, now_ms, [self._served(m) for m in self._loops.values()])
+            await self._broker.command("HSET", keys.MODELS, self.owner, encode_announcement(mine))
+
+    def _note(self, serving: dict[str, set[str]]) -> None:
+        now = self._now()
+        for model in serving:
+            self._seen.setdefault(model, now)
+        for name, loop in self._loops.items():
+            before = self._live.get(name, {})
+            others = serving.get(name, set()) - {self.owner}
+            self._live[name] = {d: before.get(d, now) for d in others}
+            loop.election.see(self._live[name])
+
+    def _served(self, loop: ModelLoop) -> ServedModel:
+        settings = self._settings.models.get(loop.model) or ModelSettings()
+        ready = any(b.reachable is not False for b in loop.backends)
+        drain = loop.drain.per_second(self._now())
+        return ServedModel(loop.model, settings.aliases, ready, self._created, drain)

@@ -1,0 +1,192 @@
+"""The processes of Fairlane, put together: each role, and all of them in one."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import fakeredis
+import httpx
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from common.broker import Broker, open_link
+from common.errors import BrokerDown, ConfigError
+from common.service import bind, new_id, running, serve_asgi, stop_event
+from common.settings import BackendSettings, Settings
+from dispatcher.http import StatusApp
+from dispatcher.server import Dispatcher
+from fairlane.text import welcome
+from gateway.server import Gateway, listen, serve
+from sim.server import serve as serve_engine
+from sim.settings import EngineSettings
+
+log = logging.getLogger("fairlane")
+
+START_S = 10.0
+"""How long a starting process waits for Redis before it says so and ends."""
+SIM_ENGINES = 2
+READY_POLL_S = 0.05
+
+
+@asynccontextmanager
+async def connected(
+    settings: Settings, server: fakeredis.FakeServer | None
+) -> AsyncIterator[Broker]:
+    """A broker that is there and may be used. Raises BrokerDown or ConfigError."""
+    url = settings.redis.url
+    if url is None and server is None:
+        raise ConfigError("no Redis: give --redis URL, or set redis.url or FAIRLANE_REDIS_URL")
+    link = open_link(url, timeout_s=settings.redis.command_timeout_s, server=server)
+    broker = Broker(link)
+    async with running(broker.run()):
+        try:
+            async with asyncio.timeout(START_S):
+                await broker.up.wait()
+        except TimeoutError:
+            raise BrokerDown(f"no Redis at {_shown(url)} within {START_S:g} s") from None
+        await broker.check()
+        yield broker
+
+
+def _shown(url: str | None) -> str:
+    """A URL without its password."""
+    if url is None or "@" not in url:
+        return url or "the embedded broker"
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://…@{rest.rpartition('@')[2]}"
+
+
+async def run_gateway(settings: Settings) -> None:
+    """One gateway replica until SIGTERM; then it drains."""
+    bound = listen(settings)
+    async with connected(settings, None) as broker:
+        gateway = Gateway(settings, broker, new_id("gateway"), CollectorRegistry())
+        log.info("%s on http://%s:%d", gateway.replica, *bound.getsockname()[:2])
+        async with asyncio.TaskGroup() as group:
+            own = group.create_task(gateway.run())
+            await serve(gateway, bound, stop_event())
+            own.cancel()
+
+
+async def run_dispatcher(settings: Settings) -> None:
+    """One dispatcher until SIGTERM; then it gives up its leads and finishes or hands back."""
+    if not _backends(settings):
+        raise ConfigError("no backend: give --backend URL, or [models.….backends] in the file")
+    registry = CollectorRegistry()
+    port = settings.dispatcher.metrics_port
+    listener = None if port is None else bind(settings.dispatcher.metrics_host, port)
+    async with connected(settings, None) as broker:
+        dispatcher = Dispatcher(settings, broker, new_id("dispatcher"), registry)
+        log.info("%s starts", dispatcher.owner)
+        stop = stop_event()
+        async with asyncio.TaskGroup() as group:
+            own = [group.create_task(dispatcher.run())]
+            if listener is not None:
+                status = StatusApp(registry, dispatcher.ready)
+                own.append(group.create_task(serve_asgi(status, listener)))
+                log.info("metrics on http://%s:%d/metrics", *listener.getsockname()[:2])
+            await stop.wait()
+            await dispatcher.stop()
+            for task in own:
+                task.cancel()
+
+
+async def run_up(settings: Settings, say: Callable[[str], None]) -> None:
+    """Everything in one process. `say` prints lines for people."""
+    bound = listen(settings)
+    server = fakeredis.FakeServer() if settings.redis.url is None else None
+    registry = CollectorRegistry()
+    simulated = not _backends(settings)
+    async with AsyncExitStack() as stack:
+        if simulated:
+            settings = await _with_engines(settings, stack)
+        broker = await stack.enter_async_context(connected(settings, server))
+        dispatcher = Dispatcher(settings, broker, new_id("dispatcher"), registry)
+        gateway = Gateway(settings, broker, new_id("gateway"), registry)
+        stop, port = stop_event(), bound.getsockname()[1]
+        async with asyncio.TaskGroup() as group:
+            own = [
+                group.create_task(dispatcher.run()),
+                group.create_task(gateway.run()),
+                group.create_task(_welcome(settings, gateway, port, simulated, say)),
+            ]
+            await serve(gateway, bound, stop)
+            await dispatcher.stop()
+            for task in own:
+                task.cancel()
+
+
+async def _welcome(
+    settings: Settings, gateway: Gateway, port: int, simulated: bool, say: Callable[[str], None]
+) -> None:
+    """Say where it is once it can serve, or what keeps it from serving."""
+    loop = asyncio.get_running_loop()
+    warn_at = loop.time() + START_S
+    while missing := gateway.not_ready():
+        await asyncio.sleep(READY_POLL_S)
+        if loop.time() > warn_at:
+            backends = [
+                *settings.backends,
+                *(b for m in settings.models.values() for b in m.backends),
+            ]
+            say(f"not ready: {', '.join(missing)} ({', '.join(b.url for b in backends)}); waiting")
+            warn_at = float("inf")
+    model = next(iter(gateway.models()), "MODEL")
+    say(welcome(settings, port, model, simulated=simulated))
+
+
+async def _with_engines(settings: Settings, stack: AsyncExitStack) -> Settings:
+    """Start simulated engines on free ports of the loopback and make them the backends."""
+    backends = []
+    for n in range(SIM_ENGINES):
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        engine = EngineSettings(model="sim", max_num_seqs=8, step_ms=20.0, instance=str(n))
+        serving = serve_engine(engine, port=0, on_ready=port.set_result)
+        await stack.enter_async_context(running(serving))
+        backends.append(BackendSettings(url=f"http://127.0.0.1:{await port}", max_num_seqs=8))
+    return msgspec.structs.replace(settings, backends=backends)
+
+
+async def run_sim(engine: EngineSettings, host: str, port: int) -> None:
+    """One simulated engine until SIGTERM."""
+
+    def ready(bound: int) -> None:
+        log.info("simulated engine of %s on http://%s:%d", ", ".join(engine.models), host, bound)
+
+    stop = stop_event()
+    async with asyncio.TaskGroup() as group:
+        own = group.create_task(serve_engine(engine, host, port, on_ready=ready))
+        await stop.wait()
+        own.cancel()
+
+
+async def probe(settings: Settings) -> list[tuple[str, bool, str]]:
+    """What `fairlane check` finds: (what, whether it is well, what there is to say)."""
+    found = []
+    try:
+        async with connected(settings, None) as broker:
+            found.append(("redis", True, f"answers, clock {await broker.now_ms()}"))
+    except (BrokerDown, ConfigError) as e:
+        found.append(("redis", False, str(e)))
+    async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        for backend in _backends(settings):
+            for path in ("/v1/models", "/metrics"):
+                found.append(await _probe(client, backend, path))
+    return found
+
+
+def _backends(settings: Settings) -> list[BackendSettings]:
+    return [*settings.backends, *(b for m in settings.models.values() for b in m.backends)]
+
+
+async def _probe(
+    client: httpx.AsyncClient, backend: BackendSettings, path: str
+) -> tuple[str, bool, str]:
+    headers = {"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {}
+    what = backend.url.rstrip("/") + path
+    try:
+        response = await client.get(what, headers=headers)
+    except httpx.HTTPError as e:
+        return what, False, f"no answer ({type(e).__name__})"
+    return what, response.status_code == 200, f"status {response.status_code}"

@@ -1,0 +1,110 @@
+"""The ASGI app: which path does what, and what holds for all of them.
+
+Paths whose requests are queued are found in a table; the few others go through Starlette's
+router. Nothing leaves without a status, nothing with a traceback.
+"""
+
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
+
+from gateway.answers import INTERNAL, NO_ROUTE, Refusal, wrong_method
+from gateway.client import Client, ClientGone, Receive, Scope, Send
+from gateway.front import Front
+from gateway.metrics import GatewayMetrics
+from gateway.pages import Handler, Pages
+from gateway.routes import ROWS
+
+log = logging.getLogger("fairlane.gateway")
+
+_READS = ("GET", "HEAD")
+_CORS_METHODS = ("GET", "HEAD", "POST", "OPTIONS")
+_CORS_EXPOSED = ("X-Fairlane-Job", "X-Fairlane-Queue-Ms", "Retry-After")
+
+
+class Endpoint:
+    """One handler as an ASGI app: its methods, and the last resort for what it raises."""
+
+    def __init__(self, metrics: GatewayMetrics, methods: Sequence[str], handler: Handler) -> None:
+        self._metrics = metrics
+        self._methods = tuple(methods)
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = Client(scope, receive, send)
+        try:
+            if self._methods and client.method not in self._methods:
+                raise Refusal(wrong_method(self._methods))
+            await self._handler(client)
+        except Refusal as refusal:
+            self._metrics.refused(refusal.answer.status)
+            await client.refuse(refusal.answer)
+        except ClientGone:
+            return
+        except Exception as e:
+            _log_fault(e)
+            if not client.started:
+                self._metrics.refused(INTERNAL.status)
+                await client.refuse(INTERNAL)
+
+
+def _log_fault(e: Exception) -> None:
+    """Where it happened, without its text: that may hold a part of a prompt or a key."""
+    place = " < ".join(
+        f"{f.filename.rpartition('/')[2]}:{f.lineno} {f.name}"
+        for f in reversed(traceback.extract_tb(e.__traceback__)[-5:])
+    )
+    log.error("internal error: %s at %s", type(e).__name__, place)
+
+
+async def _no_route(client: Client) -> None:
+    raise Refusal(NO_ROUTE)
+
+
+class App:
+    """The gateway's ASGI app. An answer that it leaves incomplete is to be cut off: uvicorn does
+    so when the app returns."""
+
+    def __init__(
+        self, front: Front, pages: Pages, metrics: GatewayMetrics, cors_origins: Sequence[str]
+    ) -> None:
+        self._front = front
+        self._queued = {
+            row.path: Endpoint(metrics, ("POST",), partial(front.serve, row)) for row in ROWS
+        }
+        pages_of: tuple[tuple[str, Handler], ...] = (
+            ("/healthz", pages.health),
+            ("/readyz", pages.ready),
+            ("/metrics", pages.metrics),
+            ("/v1/models", pages.models),
+            ("/v1/models/{id:path}", pages.model),
+        )
+        routes = [Route(path, Endpoint(metrics, _READS, handler)) for path, handler in pages_of]
+        self._router = Router(
+            routes, redirect_slashes=False, default=Endpoint(metrics, (), _no_route)
+        )
+        self._entry: Callable[[Scope, Receive, Send], Awaitable[None]] = self._route
+        if cors_origins:
+            self._entry = CORSMiddleware(
+                self._route,
+                allow_origins=cors_origins,
+                allow_methods=_CORS_METHODS,
+                allow_headers=["*"],
+                expose_headers=_CORS_EXPOSED,
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._entry(scope, receive, send)
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse what comes, and wait so long for what is open; then end it as well as can be."""
+        await self._front.drain(seconds)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._queued.get(scope["path"])
+        await (self._router if endpoint is None else endpoint)(scope, receive, send)

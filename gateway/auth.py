@@ -1,0 +1,97 @@
+"""Who asks: from the Authorization header to a user, a weight, and what they may use. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from common.keys import CLASSES
+from common.settings import KeySettings
+from gateway.answers import UNAUTHORIZED, Refusal, bad_request
+
+CLASS_HEADER = "X-Fairlane-Class"
+_TIERS = {"priority": "interactive", "default": "standard", "flex": "batch"}
+_DIGEST_CHARS = 16
+"""Of a bearer token's digest, as a user's name where there are no keys: 64 bits."""
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """Who asks, and what they may use."""
+
+    user: str
+    """Empty without keys: `open_user` names it then."""
+    weight: float
+    classes: tuple[str, ...]
+    """The first is the default."""
+    models: frozenset[str]
+    """Empty: all."""
+    comments: bool
+
+    def may_use(self, *names: str) -> bool:
+        """Whether a model of any of these names is allowed."""
+        return not self.models or not self.models.isdisjoint(names)
+
+
+_ANYONE = Principal("", 1.0, ("standard", "interactive", "batch"), frozenset(), True)
+
+
+class Keys:
+    """The API keys, by the SHA-256 of their secrets: a secret itself is never kept or compared."""
+
+    def __init__(self, keys: Sequence[KeySettings]) -> None:
+        self._by_digest = {
+            k.digest(): Principal(
+                k.user, k.weight, tuple(k.classes), frozenset(k.models), k.comments
+            )
+            for k in keys
+        }
+
+    @property
+    def open(self) -> bool:
+        """Whether there are no keys, so that anyone may ask."""
+        return not self._by_digest
+
+    def principal(self, authorization: bytes | None) -> Principal:
+        """Raises Refusal, always the same 401, where the key is not known."""
+        if not self._by_digest:
+            return _ANYONE
+        # Hashed whatever it is, so that the answer takes the same time.
+        digest = hashlib.sha256(_bearer(authorization) or b"").hexdigest()
+        principal = self._by_digest.get(digest)
+        if principal is None:
+            raise Refusal(UNAUTHORIZED)
+        return principal
+
+
+def _bearer(authorization: bytes | None) -> bytes | None:
+    scheme, _, token = (authorization or b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None
+
+
+def open_user(body_user: str | None, authorization: bytes | None, peer: str) -> str:
+    """Whom a request without keys counts for: the body's `user`, else the holder of its token,
+    else its address."""
+    if body_user:
+        return body_user
+    token = _bearer(authorization)
+    if token:
+        return "k-" + hashlib.sha256(token).hexdigest()[:_DIGEST_CHARS]
+    return peer
+
+
+def choose_class(principal: Principal, header: bytes | None, tier: str | None) -> str:
+    """The class asked for, or the nearest lower one the key may use, else its highest.
+
+    Raises Refusal (400) for a header that names no class.
+    """
+    if header is not None:
+        asked = header.decode("latin-1").strip().lower()
+        if asked not in CLASSES:
+            text = f"`{CLASS_HEADER}` must be one of {', '.join(CLASSES)}."
+            raise bad_request(text, CLASS_HEADER, "invalid_class")
+    else:
+        asked = _TIERS.get(tier or "", principal.classes[0])
+    if asked in principal.classes:
+        return asked
+    lower = CLASSES[CLASSES.index(asked) :]
+    return next(c for c in (*lower, *CLASSES) if c in principal.classes)

@@ -1,0 +1,139 @@
+"""A request whose path is in the route table, from its headers to its exchange."""
+
+import asyncio
+
+from common.cost import terms
+from common.jobs import NewJob
+from common.keys import CLASSES
+from common.settings import Settings
+from common.wire import JobMeta, ServedModel, encode_meta
+from gateway import body as bodies
+from gateway.answers import RETRY_S_MIN, Refusal, unavailable
+from gateway.auth import Keys, Principal, choose_class, open_user
+from gateway.client import Client
+from gateway.metrics import GatewayMetrics
+from gateway.models import Models
+from gateway.pages import find
+from gateway.routes import Row, max_output
+from gateway.stream import Exchange, Timing
+from gateway.submit import Desk
+from gateway.tickets import job_id
+from gateway.watch import Watch
+
+_INF = float("inf")
+_RUN_SPARE_S = 30.0
+"""What a job may take beside the first bytes it waits for, before its gateway gives it up."""
+_SHUT_S = 5.0
+"""Time for exchanges that were told to end."""
+
+
+class Front:
+    """Accepts requests, and knows how many are open."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: Keys,
+        models: Models,
+        desk: Desk,
+        watch: Watch,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._models = models
+        self._desk = desk
+        self._watch = watch
+        self._metrics = metrics
+        self._wait_ms = {c: int(settings.gateway.wait_s(c) * 1000) for c in CLASSES}
+        self._timings = {(c, quiet): _timing(settings, c, quiet) for c in CLASSES
+                         for quiet in (False, True)}  # fmt: skip
+        self.open = 0
+        """Requests being served."""
+        self.draining = False
+        self._idle = asyncio.Event()
+
+    async def serve(self, row: Row, client: Client) -> None:
+        """Answer one request. Raises Refusal, or ClientGone."""
+        if self.draining:
+            raise Refusal(unavailable(RETRY_S_MIN, close=True))
+        if self.open >= self._settings.gateway.connections_max:
+            raise Refusal(unavailable(RETRY_S_MIN))
+        self.open += 1
+        try:
+            await self._serve(row, client)
+        finally:
+            self.open -= 1
+            if not self.open:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing more; wait so long for what is open, then end it."""
+        self.draining = True
+        if not await self._until_idle(seconds):
+            self._watch.shut_down()
+            await self._until_idle(_SHUT_S)
+
+    async def _until_idle(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                while self.open:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _serve(self, row: Row, client: Client) -> None:
+        principal = self._keys.principal(client.authorization)
+        new, model, timing = self._accept(
+            row, client, principal, await client.read_body(self._settings.gateway.body_max_bytes)
+        )
+        ticket = await self._desk.submit(new, model.name)
+        del new  # the ticket alone holds the body, so that it can be let go
+        exchange = Exchange(client, ticket, self._desk, self._watch, self._metrics, timing)
+        await exchange.run()
+
+    def _accept(
+        self, row: Row, client: Client, principal: Principal, body: bytes
+    ) -> tuple[NewJob, ServedModel, Timing]:
+        """The job of a body. Raises Refusal."""
+        fields = bodies.read(body)
+        model = find(self._models, principal, fields.model)
+        if not model.ready:
+            raise Refusal(unavailable(self._desk.retry_after(model.name)))
+        cls = choose_class(principal, client.cls, fields.service_tier)
+        stream = row.streams and fields.stream
+        estimate = row.estimate(fields)
+        most = max_output(row, fields, estimate.choices)
+        configured = self._settings.models.get(model.name)
+        meta = JobMeta(
+            path=row.path,
+            dialect=row.dialect,
+            stream=stream,
+            wants_usage=fields.include_usage,
+            choices=estimate.choices,
+            input=estimate.input,
+            max_output=most,
+        )
+        new = NewJob(
+            id=job_id(),
+            user=principal.user or open_user(fields.user, client.authorization, client.peer),
+            cls=cls,
+            wait_ms=self._wait_ms[cls],
+            terms=terms(configured.fairness if configured else "tokens", estimate.input, most),
+            weight=principal.weight,
+            replica=self._desk.replica,
+            meta=encode_meta(meta),
+            body=bodies.edited(fields, body, model=model.name, wants_usage=stream and row.usage),
+        )
+        return new, model, self._timings[cls, not (stream and principal.comments)]
+
+
+def _timing(settings: Settings, cls: str, quiet: bool) -> Timing:
+    gateway, dispatcher = settings.gateway, settings.dispatcher
+    first = gateway.comment_first_interactive_s if cls == "interactive" else gateway.comment_first_s
+    run_s = dispatcher.first_byte_s * dispatcher.tries_max + _RUN_SPARE_S
+    if quiet:
+        return Timing(_INF, _INF, run_s)
+    return Timing(first, gateway.comment_every_s, run_s)

@@ -1,0 +1,140 @@
+"""One gateway replica: its parts, its own loops, and the HTTP server in front of them."""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+
+from prometheus_client import CollectorRegistry
+
+from common.broker import Broker
+from common.errors import BrokerError, ConfigError
+from common.follow import Follower
+from common.queue import heartbeat
+from common.service import bind, serve_asgi
+from common.settings import Settings
+from gateway.app import App
+from gateway.auth import Keys
+from gateway.front import Front
+from gateway.metrics import GatewayMetrics
+from gateway.models import Models
+from gateway.pages import Pages
+from gateway.submit import Desk
+from gateway.watch import Watch
+
+log = logging.getLogger("fairlane.gateway")
+
+HEARTBEAT_S = 1.0
+BEAT_STALE_S = 5.0
+"""Not ready once Redis has not taken a heartbeat for so long."""
+_FLUSH_S = 2.0
+_INF = float("inf")
+
+
+class Gateway:
+    """All of one replica but its socket. `app` serves once `run` runs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        replica: str,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        gateway = settings.gateway
+        self.settings = settings
+        self._broker = broker
+        self.replica = replica
+        self._follower = Follower(broker, replica, window=gateway.client_buffer_bytes)
+        self._models = Models(broker, settings.models)
+        self._watch = Watch(broker)
+        self._beat_at = -_INF
+        metrics = GatewayMetrics(registry or CollectorRegistry())
+        keys = Keys(settings.keys)
+        self._desk = Desk(broker, self._follower, self._models, gateway, metrics)
+        self._front = Front(settings, keys, self._models, self._desk, self._watch, metrics)
+        pages = Pages(keys, self._models, metrics.registry, self.not_ready)
+        self.app = App(self._front, pages, metrics, gateway.cors_origins)
+
+    async def run(self) -> None:
+        """The replica's own loops, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follower.run())
+            group.create_task(self._models.run())
+            group.create_task(self._desk.run())
+            group.create_task(self._watch.run())
+            group.create_task(self._heartbeat())
+
+    @property
+    def up(self) -> bool:
+        """Whether it has reached Redis and looked at what there is, whatever it found."""
+        return self._models.loaded and self._follower.ready.is_set() and self._beat_at > -_INF
+
+    def not_ready(self) -> list[str]:
+        """Why no request can be served just now; empty: it can."""
+        silent = asyncio.get_running_loop().time() - self._beat_at > BEAT_STALE_S
+        reasons = (
+            (self._front.draining, "shutting down"),
+            (not self._broker.up.is_set() or silent, "Redis does not answer"),
+            (not self._follower.ready.is_set(), "not subscribed"),
+            (not self._models.ready, "no model has a backend that answers"),
+        )
+        return [text for holds, text in reasons if holds]
+
+    def models(self) -> list[str]:
+        """Names that can be asked for."""
+        return [name for name, _ in self._models.listing()]
+
+    async def drain(self) -> None:
+        """Accept nothing more, let open requests end within `drain_s`, end the rest, and cancel
+        their jobs. `run` must still run."""
+        await self.app.drain(self.settings.gateway.drain_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_S):
+                await self._desk.cancels.flush()
+
+    async def _heartbeat(self) -> None:
+        while True:
+            try:
+                word = await heartbeat(self._broker, self.replica)
+            except BrokerError as e:
+                log.debug("heartbeat: %s", e)
+            else:
+                self._beat_at = asyncio.get_running_loop().time()
+                if word == "missing":
+                    self._desk.reassert()
+            await asyncio.sleep(HEARTBEAT_S)
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The gateway's bound socket. Raises ConfigError where the address is taken or unusable, or
+    is open to others while there are no keys."""
+    host, port = settings.gateway.host, settings.gateway.port
+    if not (settings.keys or settings.gateway.insecure or _is_loopback(host)):
+        raise ConfigError(
+            f"gateway.host {host} is open to other machines and there are no [[keys]]: "
+            "add keys, bind to 127.0.0.1, or say --insecure"
+        )
+    return bind(host, port)
+
+
+async def serve(gateway: Gateway, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Serve HTTP on a socket of `listen` until `stop` is set; then drain, and close it.
+
+    `gateway.run` must run beside it until it returns. Signals are the caller's.
+    """
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(serve_asgi(gateway.app, listener))
+        await stop.wait()
+        await gateway.drain()
+        serving.cancel()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,246 @@
+"""The queue of one model in plain Python: the executable specification of the verbs in common/lua.
+
+`Model` has the methods of `common.queue.Queue`, with the same arguments and replies, but for time:
+`now_ms` is always given. A job is one object in one state and a user has one counter for each
+class; what Redis keeps a second time (order of users, jobs waiting, jobs in flight) is derived here
+whenever it is asked for, so a verb cannot forget to keep it up. `published` collects messages.
+
+The class is the group. Limits of one call (heads looked at, bytes, users of a snapshot, jobs that
+`reap` names) are out of the model's reach and have tests of their own.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from common import keys
+from common.cost import OUTPUT_START
+from common.jobs import Due, Enqueued, Lease, Led, Limits, NewJob, Popped, Running, Snapshot
+from common.outcomes import Outcome
+from sim.model_runs import Runs
+from sim.model_state import Job, Leader
+
+GAP_MS = 1_000
+LIFTS_MAX = 65_535
+
+
+class Model(Runs):
+    """All verbs but those of a run, which `Runs` has."""
+
+    # --- leadership
+
+    def lead(
+        self,
+        op: str,
+        owner: str,
+        *,
+        term: int = 0,
+        lease_ms: int = 2_000,
+        grace_ms: int = 6_000,
+        hold_ms: int = 0,
+        now_ms: int,
+    ) -> Led:
+        """Terms rise; nobody is declared dead for `grace_ms` after a takeover or a gap.
+
+        No time in force is further ahead than its full length: the clock may have been set back.
+        """
+        h = self.leader
+        deadline = min(h.deadline, now_ms + lease_ms) if h else 0
+        if op != "take":
+            if not h or (h.owner, h.term) != (owner, term):
+                return Led("lost")
+            late = now_ms - (deadline - lease_ms) > GAP_MS
+            h.deadline = 0 if op == "give" else now_ms + lease_ms
+            if op == "give":
+                return Led("given")
+            h.reap_after = now_ms + grace_ms if late else min(h.reap_after, now_ms + grace_ms)
+            h.hold = min(h.hold, now_ms + grace_ms)
+            return Led("leader", term=term, owner=owner)
+        if h and h.owner != owner and deadline > now_ms:
+            h.deadline = deadline
+            return Led("held", owner=h.owner, left_ms=h.deadline - now_ms)
+        new = max(h.term + 1 if h else 0, now_ms)
+        hold = min(h.hold, now_ms + grace_ms) if h else (now_ms + hold_ms if hold_ms else 0)
+        self.leader = Leader(owner, new, now_ms + lease_ms, now_ms + grace_ms, hold)
+        return Led("leader", term=new, owner=owner)
+
+    # --- a job's way in and out of its lane
+
+    def enqueue(self, job: NewJob, limits: Limits, *, now_ms: int) -> Enqueued:
+        """Idempotent by id; a user who becomes backlogged is lifted to V, behind those before."""
+        user, old = keys.encode(job.user), self.known(job.id)
+        if old:
+            refused = old.state == "cancelled"
+            return Enqueued("cancelled") if refused else Enqueued("known", state=old.state)
+        mine = [j for j in self.waiting() if j.user == user]
+        in_class = sum(j.cls == job.cls for j in mine)
+        size = len(job.body)
+        if in_class + 1 > limits.user_jobs or _bytes(mine) + size > limits.user_bytes:
+            return Enqueued("full_user")
+        every = list(self.waiting())
+        if len(every) + 1 > limits.model_jobs or _bytes(every) + size > limits.model_bytes:
+            return Enqueued("full_model")
+        arrival = job.arrival or max(self.arrival + 1, now_ms * 1000)
+        self.arrival = max(self.arrival, arrival)
+        if user not in self.backlog(job.cls):
+            self._lift(job.cls, user)
+        self.jobs[job.id] = Job(
+            id=job.id, user=user, cls=job.cls, state="waiting", body=job.body, arrival=arrival,
+            deadline=now_ms + job.wait_ms, floor=job.floor, size=size, terms=job.terms,
+            weight=job.weight, replica=job.replica, channel=keys.reply(job.replica), meta=job.meta,
+        )  # fmt: skip
+        self.owned.setdefault(job.replica, set()).add(job.id)
+        self._ring("enqueue", job.id, job.cls)
+        return Enqueued("queued", arrival=arrival)
+
+    def _lift(self, cls: str, user: str) -> None:
+        lifted = self.vtime[cls] + min(self.lifts[cls], LIFTS_MAX) / (LIFTS_MAX + 1)
+        if self.counters[cls].get(user, 0) <= lifted:
+            self.counters[cls][user] = lifted
+            self.lifts[cls] += 1
+
+    def pop(
+        self, cls: str, backends: Sequence[str], owner: str, term: int, *, lease_ms: int = 6_000,
+        now_ms: int,
+    ) -> Popped:  # fmt: skip
+        """The first job of the user with the least counter, once for each backend named."""
+        h = self.leads(owner, term, now_ms)
+        if not h:
+            return Popped("stale", [])
+        if h.hold > now_ms:
+            return Popped("held", [], held_ms=h.hold - now_ms)
+        leases: list[Lease] = []
+        while len(leases) < len(backends) and (users := self.backlog(cls)):
+            job = self.lane(cls, users[0])[0]
+            if job.record and job.state == "waiting":
+                leases.append(self._run(job, backends[len(leases)], owner, lease_ms, now_ms))
+            else:
+                del self.jobs[job.id]  # its record is lost: it must not hold up the others
+        left = sum(j.cls == cls for j in self.waiting())
+        return Popped("popped", leases, left=left)
+
+    def _run(self, job: Job, backend: str, owner: str, lease_ms: int, now_ms: int) -> Lease:
+        counters, t = self.counters[job.cls], job.terms
+        least = math.floor(counters[job.user])
+        if least > self.vtime[job.cls]:
+            self.vtime[job.cls], self.lifts[job.cls] = least, 0
+        output = min(self.means.get(job.user, OUTPUT_START), t.max_output)
+        job.charged = (t.fixed + t.per_output * output) / job.weight
+        counters[job.user] += job.charged
+        job.attempt = max((job.attempt or 0) + 1, job.floor, now_ms)
+        job.state, job.owner, job.backend = "running", owner, backend
+        job.sent, job.started, job.lease = now_ms, False, now_ms + lease_ms
+        return Lease(
+            job=job.id, user=job.user, cls=job.cls, attempt=job.attempt, backend=backend,
+            charged=job.charged, terms=t, weight=job.weight, meta=job.meta or b"",
+            channel=job.channel, replica=job.replica, tries=job.tries, arrival=job.arrival,
+            deadline_ms=job.deadline, body=job.body or b"",
+        )  # fmt: skip
+
+    def requeue(
+        self, run: Lease | Due, owner: str, *, heir: bool = False, count_try: bool,
+        tries_max: int = 3, now_ms: int,
+    ) -> str:  # fmt: skip
+        """Back to the old place with the charge undone; not once started, cancelled or given up."""
+        job = self.held(run.job)
+        if not job:
+            return "unknown"
+        if job.state != "running" or not job.held_by(owner, run.attempt):
+            return "lost"
+        if heir and job.lease > now_ms:
+            return "lost"
+        if job.started or job.cancelled:
+            return "started" if job.started else "cancelled"
+        if job.tries + count_try >= tries_max:
+            return "tries"
+        counters = self.counters[job.cls]
+        counters[job.user] = counters.get(job.user, self.vtime[job.cls]) - (job.charged or 0)
+        self._ring("requeue", job.id, job.backend)
+        job.state, job.owner, job.tries = "waiting", "", job.tries + count_try
+        job.backend = job.sent = job.started = job.charged = None
+        return "requeued"
+
+    def cancel(
+        self, job_id: str, cls: str, user: str, replica: str, reason: Outcome, *,
+        due: bool = False, frames: bytes = b"", now_ms: int,
+    ) -> tuple[str, str]:  # fmt: skip
+        """Free for a waiting job; a flag for a running one; a tombstone for one not yet here."""
+        job = self.known(job_id)
+        if due and not (job and job.state == "waiting" and job.deadline <= now_ms):
+            return "early", ""
+        if not job or job.state == "cancelled":
+            self.jobs[job_id] = Job(id=job_id, user="", cls="", state="cancelled")
+            return "unknown", ""
+        if job.state == "running":
+            job.cancelled = str(reason)
+            self._ring("cancel", job_id, job.backend)
+            return "flagged", job.owner or ""
+        self._gone(job)
+        if job.state != "waiting":
+            return "ended", ""
+        if frames:
+            self.published.append((keys.reply(replica), frames))
+        self._ring("cancel", job_id, None)
+        return "cancelled", ""
+
+    # --- watching over all
+
+    def reap(
+        self, owner: str, term: int, dead: Sequence[str], cls: str, *, lease_ms: int = 6_000,
+        now_ms: int,
+    ) -> list[Due] | None:  # fmt: skip
+        """What is due, and no counter kept that V has passed. A lease too far ahead is cut."""
+        h = self.leads(owner, term, now_ms)
+        if not h:
+            return None
+        late = sorted((j.deadline, j.id) for j in self.waiting() if j.deadline <= now_ms)
+        due = [self._due("deadline", job) for _, job in late]
+        kept = [j for j in self.jobs.values() if j.state in ("running", "orphaned")]
+        for job in kept:
+            job.lease = min(job.lease, now_ms + lease_ms)
+        if h.reap_after <= now_ms:
+            over = sorted((j.lease, j.id) for j in kept if j.lease <= now_ms)
+            due += [self._due("lease", j) for _, j in over]
+            due += [self._due("gateway", j) for r in dead for j in sorted(self.owned.get(r, ()))]
+        idle = self.counters[cls].keys() - set(self.backlog(cls))
+        for user in idle:
+            if self.counters[cls][user] <= self.vtime[cls] and not self.inflight(user):
+                del self.counters[cls][user]
+        return due
+
+    def _due(self, why: Literal["deadline", "lease", "gateway"], job_id: str) -> Due:
+        j = self.known(job_id)
+        if not j:
+            return Due(why, job_id, "", "", "", "", 0, False, "", "")
+        return Due(
+            why, job_id, j.state, j.user, j.cls, j.owner or "", j.attempt or 0, bool(j.started),
+            j.channel, j.replica,
+        )  # fmt: skip
+
+    def snapshot(self, asked: Sequence[tuple[str, str, str]] = ()) -> Snapshot:
+        """Positions assume equal charges: users take turns, in the order of their counters."""
+        counts = {c: sum(j.cls == c for j in self.waiting()) for c in keys.CLASSES}
+        kept = [j for j in self.jobs.values() if j.state in ("running", "orphaned")]
+        runs = [
+            Running(j.id, j.owner or "", j.attempt or 0, j.backend or "", bool(j.started), j.user,
+                    j.cls)
+            for j in sorted(kept, key=lambda j: (j.lease, j.id))
+        ]  # fmt: skip
+        h = self.leader
+        places = [self._place(*a, counts) for a in asked]
+        return Snapshot(h.owner if h else "", h.term if h else 0, counts, runs, places)
+
+    def _place(self, cls: str, user: str, job: str, counts: dict[str, int]) -> int:
+        lane = [j.id for j in self.lane(cls, user)]
+        if job not in lane:
+            return 0
+        before, order = lane.index(job), self.backlog(cls)
+        place = before + 1 + sum(counts[c] for c in keys.CLASSES[: keys.CLASSES.index(cls)])
+        for other in order:
+            turns = before + (order.index(other) < order.index(user))
+            place += min(len(self.lane(cls, other)), turns) if other != user else 0
+        return place
+
+
+def _bytes(jobs: Iterable[Job]) -> int:
+    return sum(j.size for j in jobs)

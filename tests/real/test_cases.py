@@ -1,0 +1,48 @@
+"""Every case of `tests/cases` over real sockets and a real Redis: see the README there."""
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.support.live import CASES, Faults, Lives, player
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def _cases() -> list[Any]:
+    """All variants of all cases, those of the same set-up together."""
+    found = []
+    for path in sorted(CASES.glob("*.json")):
+        case = json.loads(path.read_text(encoding="utf-8"))
+        found += list(player.variants(case))
+    assert len(found) > 90, "the cases are not all there"
+    return [pytest.param(c, id="/".join(filter(None, (c["id"], c["variant"])))) for c in found]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lives() -> AsyncIterator[Lives]:
+    """Redis, the fake engine, and a gateway for each set of settings."""
+    made = Lives()
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.mark.parametrize("case", _cases())
+async def test_case(lives: Lives, case: dict[str, Any]) -> None:
+    live = await lives.get(case.get("setup"))
+    faults = Faults()
+    logging.getLogger("fairlane").addHandler(faults)
+    try:
+        lives.engine.reset({k: v for k, v in case.items() if k == "backend_metrics"})
+        async with live.dispatching():
+            assert await live.play(case) == []
+    finally:
+        logging.getLogger("fairlane").removeHandler(faults)
+    assert faults.errors() == []

@@ -1,0 +1,150 @@
+"""Metrics pages: real ones, and what a page may say otherwise."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import Gauge
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from dispatcher.engines import READERS, EngineFacts, read_vllm
+
+PAGES = Path(__file__).resolve().parents[1] / "fixtures" / "vllm-0.32"
+W, R, P = "vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:num_preemptions_total"
+KV, KV_OLD = "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"
+
+
+def page(*lines: str) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("metrics_under_load", EngineFacts(8, 4, 0.0007324665812122877, 0)),
+        ("metrics_overload_rejections", EngineFacts(2, 4, 0.00024415552707079957, 0)),
+    ],
+)
+def test_real_pages(name: str, facts: EngineFacts) -> None:
+    text = (PAGES / f"{name}.body").read_bytes()
+    assert len(text) > 50_000
+    for model in ("tiny", None, "another name of tiny"):
+        assert READERS["vllm"](text, model) == facts
+
+
+def test_series_of_several_engines_are_summed_and_the_fullest_counts() -> None:
+    text = page(
+        f'{W}{{engine="0",model_name="m1"}} 0.0',
+        f'{W}{{engine="1",model_name="m1"}} 300.0',
+        f'{R}{{engine="0",model_name="m1"}} 1.0',
+        f'{R}{{engine="1",model_name="m1"}} 64.0',
+        f'{KV}{{engine="0",model_name="m1"}} 0.99',
+        f'{KV}{{engine="1",model_name="m1"}} 0.02',
+        f'{P}{{engine="0",model_name="m1"}} 3.0',
+        f'{P}{{engine="1",model_name="m1"}} 4.0',
+    )
+    assert read_vllm(text, "m1") == EngineFacts(300, 65, 0.99, 7)
+
+
+def test_of_old_and_new_name_the_new_one_wins() -> None:
+    assert read_vllm(page(f"{KV_OLD} 0.995"), "m").kv == 0.995
+    assert read_vllm(page(f"{KV} 0.995"), "m").kv == 0.995
+    assert read_vllm(page(f"{KV_OLD} 0", f"{KV} 0.995"), "m").kv == 0.995
+    assert read_vllm(page(f"{KV} NaN", f"{KV_OLD} 0.995"), "m").kv == 0.995
+
+
+def test_only_the_model_s_own_series_count_where_there_are_any() -> None:
+    text = page(f'{W}{{model_name="a"}} 1', f'{W}{{model_name="b"}} 2', f'{W}{{x="a"}} 4')
+    assert read_vllm(text, "a").waiting == 1
+    assert read_vllm(text, "b").waiting == 2
+    assert read_vllm(text, "c").waiting == 7
+    assert read_vllm(text, None).waiting == 7
+
+
+@pytest.mark.parametrize(
+    "model", ['a"b', "a\\b", "a\nb", "a}b", "a,b", "a b", "ü", 'x",model_name="y']
+)
+def test_escaped_labels(model: str) -> None:
+    """The page is written by the library that vLLM uses."""
+    registry = CollectorRegistry()
+    gauge = Gauge(W, "Waiting.", ["engine", "model_name"], registry=registry)
+    gauge.labels("0", model).set(5)
+    gauge.labels("0", "y").set(70)
+    text = generate_latest(registry)
+    assert read_vllm(text, model).waiting == 5
+    assert read_vllm(text, "y").waiting == 70
+    assert read_vllm(text, None).waiting == 75
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "NaN",
+        "+Inf",
+        "-1",
+        "x",
+        "",
+        "1_0",
+        "1e300",
+        '{a="b"',
+        "1 2 3",
+        "0x10",
+        "{} {} 1",
+        '{a="b} 1',
+    ],
+)
+def test_an_impossible_value_is_unknown(value: str) -> None:
+    text = page(f"{W} {value}", f'{R}{{a="0"}} 5', f'{R}{{a="1"}} {value}', f"{KV} {value}")
+    assert read_vllm(text, None) == EngineFacts()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{W} 3",
+        f"{W}\t3 ",
+        f"{W} 3 1700000000000",
+        f"{W} {{}} 3.0e0",
+        f'{W}{{ a = "b" , c="d", }} 3',
+        f'{W}{{a="}} 9"}} 3\r',
+        f'{W}{{a="b"}} 3 # {{trace_id="x"}} 1.0',
+        f"{W} 2.5",
+    ],
+)
+def test_forms_of_a_sample(line: str) -> None:
+    assert read_vllm(page(line), None).waiting == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"<html>login</html>\n",
+        b'{"detail":"Not Found"}',
+        page(f"# HELP {W} 5", f"{W}_by_reason 5", f"x{W} 5", f" {W} 5"),
+        f"{W} 1".encode(),  # cut: the line may have gone on
+        b"\xff\x00\n" * 100,
+        page("sglang:num_queue_reqs 300", "sglang:token_usage 0.99"),
+    ],
+)
+def test_a_page_that_does_not_say_is_unknown_and_not_zero(text: bytes) -> None:
+    assert read_vllm(text, "m1") == EngineFacts()
+
+
+@pytest.mark.parametrize(("said", "read"), [("1.0000001", 1.0), ("1", 1.0), ("99.5", None)])
+def test_a_share_is_at_most_one(said: str, read: float | None) -> None:
+    assert read_vllm(page(f"{KV} {said}"), None).kv == read
+
+
+def test_no_line_takes_long() -> None:
+    """Labels that end in nothing; a backtracking pattern would not return from these."""
+    labels = 'a="x"  ' * 20_000
+    assert read_vllm(page(f"{W}{{{labels}", f"{W}{{{'a' * 100_000}"), "m") == EngineFacts()
+
+
+@given(st.lists(st.sampled_from([W, KV, "{", "}", '"', "\\", "model_name", "=", " ", "\n", "1"])))
+def test_garbage_never_raises(parts: list[str]) -> None:
+    facts = read_vllm("".join(parts).encode(), "m")
+    assert facts.waiting is None or facts.waiting >= 0

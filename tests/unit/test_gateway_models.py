@@ -1,0 +1,48 @@
+"""Which models a gateway knows."""
+
+import pytest
+
+from common.settings import ModelSettings
+from common.wire import VERSION, Announcement, ServedModel, encode_announcement
+from gateway.models import STALE_MS, merge
+
+NOW = 1_000_000
+
+
+def said(*models: ServedModel, at_ms: int = NOW) -> bytes:
+    return encode_announcement(Announcement(VERSION, at_ms, list(models)))
+
+
+def served(name: str, *aliases: str, ready: bool = True, created: int = 5, drain: float = 1.0
+           ) -> ServedModel:  # fmt: skip
+    return ServedModel(name, list(aliases), ready, created, drain)
+
+
+def test_announcements_of_all_dispatchers_are_joined() -> None:
+    models = merge(
+        {
+            b"d1": said(served("m1", "a"), served("m2", ready=False)),
+            b"d2": said(served("m1", "b", ready=False, created=3, drain=4.0)),
+        },
+        NOW,
+        {},
+    )
+    assert models["m1"] == ServedModel("m1", ["a", "b"], True, 3, 4.0)
+    assert not models["m2"].ready
+
+
+@pytest.mark.parametrize(("age", "known"), [(0, True), (STALE_MS, True), (STALE_MS + 1, False)])
+def test_old_announcements_do_not_count(age: int, known: bool) -> None:
+    assert ("m1" in merge({b"d1": said(served("m1"), at_ms=NOW - age)}, NOW, {})) is known
+
+
+def test_configured_models_are_known_before_anybody_serves_them() -> None:
+    settings = {"m1": ModelSettings(aliases=["a"])}
+    assert merge({}, NOW, settings)["m1"] == ServedModel("m1", ["a"], False, 0, 0.0)
+    joined = merge({b"d": said(served("m1", "b"))}, NOW, settings)["m1"]
+    assert joined.ready and joined.aliases == ["a", "b"] and joined.created == 5
+
+
+def test_what_another_version_says_is_left_out() -> None:
+    fields = {b"d1": b"\x93\x02\x00\x90", b"d2": b"junk", b"\xff": said(served("m1"))}
+    assert list(merge(fields, NOW, {})) == ["m1"]
