@@ -46,6 +46,8 @@ GIVE_UP_S = 20.0
 """A dispatcher unheard for this long has an heir, or its answers are lost."""
 HEARD_KEEP_S = 600.0
 """A dispatcher unheard for this long is forgotten."""
+CLOSED_MAX = 10_000
+"""Most jobs that are remembered after their reader left."""
 STRANGERS_MAX = 1_000
 """Most unknown jobs answered with a cancel in one tick."""
 
@@ -66,6 +68,8 @@ class Follower:
         self._taken: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
         self._controls: dict[str, list[Control]] = defaultdict(list)
         self._ended: dict[str, dict[str, None]] = defaultdict(dict)
+        self._closed: dict[str, str] = {}
+        """Job -> model, of those whose reader left before the end, which is acknowledged too."""
         self._strangers = 0
         self._bytes = 0
         self._flush = asyncio.Event()
@@ -126,6 +130,8 @@ class Follower:
         self._received[sender][frame.job] = (frame.attempt, 1 << 53)
         if not isinstance(frame, End):
             self.stop(sender, frame.job, frame.attempt)
+        elif model := self._closed.pop(frame.job, None):
+            self._ended[model][frame.job] = None
 
     def stop(self, sender: str, job: str, attempt: int) -> None:
         if self._strangers < STRANGERS_MAX:
@@ -164,6 +170,10 @@ class Follower:
     def forget(self, reply: Reply) -> None:
         if self._replies.get(reply.job) is reply:
             del self._replies[reply.job]
+            if not reply.ended:
+                self._closed[reply.job] = reply.model
+                if len(self._closed) > CLOSED_MAX:
+                    del self._closed[next(iter(self._closed))]
         if reply.dispatcher is not None and reply.attempt is not None:
             self._received[reply.dispatcher][reply.job] = (reply.attempt, 1 << 53)
 
@@ -177,6 +187,10 @@ class Follower:
                 await self._flush_all()
             except BrokerError:
                 await asyncio.sleep(ACK_S)  # all of it can be said again, or is asked for anew
+
+    async def flush(self) -> None:
+        """Tell now what was received, before the replica goes. Raises BrokerError."""
+        await self._flush_all()
 
     async def _flush_all(self) -> None:
         dispatchers = {*self._received, *self._taken, *self._controls}
@@ -192,9 +206,13 @@ class Follower:
                 )
                 controls.append(ack)
             await self._broker.publish(keys.control(dispatcher), encode_controls(controls))
-        ended, self._ended = self._ended, defaultdict(dict)
-        for model, jobs in ended.items():
-            await Queue(self._broker, model).ack(list(jobs), self.replica)
+        for model, ended in list(self._ended.items()):
+            jobs = list(ended)  # after an error they are told again: nobody else remembers them
+            await Queue(self._broker, model).ack(jobs, self.replica)
+            for job in jobs:
+                ended.pop(job, None)
+            if not ended:
+                self._ended.pop(model, None)
 
     async def _watch(self) -> None:
         while True:

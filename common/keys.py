@@ -87,8 +87,8 @@ class ModelKeys:
         self.leader = f"{p}leader"
         """hash, permanent: owner, term, deadline, reap_after, hold."""
         self.bell = f"{p}bell"
-        """channel: `<event> <job> <backend or ->` for enqueue, cancel, start, settle, requeue,
-        assert."""
+        """channel: `<event> <job> <backend or ->` for cancel, start, settle, requeue, assert;
+        `enqueue <job> <class>`; `give <dispatcher> -` from a leader that gives up the lead."""
         self.classes = {
             c: ClassKeys(c, c, f"{p}backlog:{c}", f"{p}counter:{c}", f"{p}vtime:{c}")
             for c in CLASSES

@@ -169,7 +169,7 @@ class BackendLoad:
         self.facts = facts
         self.failures = 0
         self._polled_at = now
-        self.expect(period)
+        self._fresh_until = now + FRESH_PERIODS * period
         self._foreign = max(0, (facts.waiting or 0) - self._peak.peak(now))
         self._infer(now, facts, now if asked_at is None else asked_at)
         if facts.kv is None or facts.kv < self._kv_max:

@@ -134,6 +134,12 @@ class Election:
             self._free_at = now
             self._issued_at = -math.inf
 
+    def freed(self, now: float) -> None:
+        """The leader says that it gave up the lead: its lease need not run out first."""
+        if not self.leads:
+            self._free_at = now
+            self._issued_at = -math.inf
+
     def failed(self, now: float) -> None:
         """The call under way ended with an error: it may have been carried out or not."""
         self._pending = None

@@ -4,7 +4,10 @@ The transport is called directly, without httpx's client around it: that halves 
 request. No time-out is set here; `dispatcher/runs.py` watches every run.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from types import SimpleNamespace
 
 import aiohttp
 import httpx
@@ -18,6 +21,11 @@ KEEPALIVE_S = 4.0
 """Shorter than the 5 s after which vLLM's server closes an idle connection."""
 BODY_MAX = 32 << 20
 """The most of a body that is held whole (an error, or JSON in answer to `stream: true`)."""
+STALE_S = 1.0
+"""A kept connection that breaks so soon after a request was written had been closed before."""
+PIECE_BYTES = 256 << 10
+"""A larger request is written in pieces: other runs go on between them, and while the engine is
+slow to take it."""
 
 
 class Refused(FairlaneError):
@@ -74,10 +82,79 @@ class Answer(msgspec.Struct):
 _PASSED_ON = ("content-type", "x-request-id", "retry-after", "openai-processing-ms")
 
 
+class _Call:
+    """One request on a connection of the pool."""
+
+    def __init__(self) -> None:
+        self.reused = False
+        """Whether the connection had served another request before."""
+        self._began = asyncio.get_running_loop().time()
+
+    def age(self) -> float:
+        """Seconds since it began."""
+        return asyncio.get_running_loop().time() - self._began
+
+
+_current: ContextVar[_Call | None] = ContextVar("_current", default=None)
+"""The call of the present task: httpx's transport has no other way to say what aiohttp did."""
+
+
+async def _note_reuse(
+    session: aiohttp.ClientSession, _: SimpleNamespace, __: aiohttp.TraceConnectionReuseconnParams
+) -> None:
+    call = _current.get()
+    if call is not None:
+        call.reused = True
+
+
+def _session(*, keep: bool) -> aiohttp.ClientSession:
+    """As many connections as there are runs, and no cookies: what an engine sets for one client
+    is none of the next one's."""
+    if keep:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+    else:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_note_reuse)
+    return aiohttp.ClientSession(
+        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trace_configs=[trace]
+    )
+
+
+class EngineTransport(httpx.AsyncBaseTransport):
+    """httpx over aiohttp's connections, several times as fast as httpx's own.
+
+    An engine may close a kept connection just as the next request is written to it. That request
+    is sent again, once, on a new connection. Its stream must be one that can be read twice.
+    """
+
+    def __init__(self) -> None:
+        self._kept = httpx_aiohttp.AiohttpTransport(client=lambda: _session(keep=True))
+        self._new = httpx_aiohttp.AiohttpTransport(client=lambda: _session(keep=False))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Raises what httpx and aiohttp raise."""
+        call = _Call()
+        _current.set(call)
+        try:
+            return await self._kept.handle_async_request(request)
+        except (httpx.HTTPError, aiohttp.ClientError, OSError) as e:
+            if not (_closed(e) and call.reused and call.age() < STALE_S):
+                raise
+            try:
+                return await self._new.handle_async_request(request)
+            except (httpx.HTTPError, aiohttp.ClientError, OSError):
+                raise e from e.__cause__  # for something was written
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._kept.aclose()
+        await self._new.aclose()
+
+
 def open_transport() -> httpx.AsyncBaseTransport:
-    """httpx over aiohttp's connections, several times as fast as httpx's own."""
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S)
-    return httpx_aiohttp.AiohttpTransport(limits=limits, trust_env=False)
+    """The way to real engines."""
+    return EngineTransport()
 
 
 class EngineClient:
@@ -96,11 +173,13 @@ class EngineClient:
             "accept-encoding": "identity",
             "user-agent": "fairlane",
             "x-request-id": job,
+            "content-length": str(len(body)),
         }
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
         request = httpx.Request(
-            "POST", url + path, headers=headers, content=body,
+            "POST", url + path, headers=headers,
+            content=body if len(body) <= PIECE_BYTES else _Pieces(body),
             extensions={"timeout": {"connect": CONNECT_S}},
         )  # fmt: skip
         try:
@@ -116,6 +195,23 @@ class EngineClient:
     async def close(self) -> None:
         """Close all connections."""
         await self._transport.aclose()
+
+
+def _closed(error: Exception) -> bool:
+    """Whether the other end closed the connection, before any answer."""
+    cause = error.__cause__ or error
+    return isinstance(cause, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | OSError)
+
+
+class _Pieces(httpx.AsyncByteStream):
+    """A large body on its way out; may be read again."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for at in range(0, len(self._body), PIECE_BYTES):
+            yield self._body[at : at + PIECE_BYTES]
 
 
 def _nothing_sent(error: Exception) -> bool:

@@ -72,9 +72,23 @@ class Leadership:
         election.led(now(), reply)
         if reply.word == "given":
             self._left.set()
+            await self._tell()
         if election.leads != led:
             log.info("%s: %s", model, "leading" if election.leads else "not leading")
             self._changed(election.leads)
+
+    async def _tell(self) -> None:
+        """Ring for the heir, which else would wait until the lease has run out."""
+        bell = f"give {self._owner} -".encode()
+        try:
+            await self._queue.broker.publish(self._queue.keys.bell, bell)
+        except BrokerError as e:
+            log.debug("%s: giving up the lead: %s", self._queue.model, e)
+
+    def freed(self) -> None:
+        """The bell says that the leader gave up the lead."""
+        self.election.freed(asyncio.get_running_loop().time())
+        self._ask.set()
 
     async def stop(self) -> None:
         """Give up the lead at once, and never take it again."""

@@ -79,7 +79,7 @@ class ModelLoop:
         self._look = True
         """Whether a class may have jobs that `_waiting` does not count."""
         self._reconcile = True
-        self._census = Census(self.queue, parts.owner, parts.runs)
+        self._census = Census(self.queue, parts.owner, parts.runs, parts.settings)
         self._wake = asyncio.Event()
         self._relays: set[asyncio.Task[None]] = set()
         self.drain = Rate()
@@ -104,6 +104,8 @@ class ModelLoop:
     def ring(self, event: str, job: str, detail: str) -> None:
         """One message of the model's bell: what others did to jobs."""
         now = asyncio.get_running_loop().time()
+        if event == "give" and job != self._parts.owner:
+            self._leadership.freed()
         if event == "enqueue":
             self._waiting[detail] = self._waiting.get(detail, 0) + 1
         elif job not in self._parts.runs:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from common.errors import BrokerError
 from common.metrics import DispatcherMetrics
 from common.outcomes import Outcome
 from common.settings import DispatcherSettings
@@ -88,8 +89,11 @@ class Relay:
 
     async def _serve(self, run: Run, wake: Callable[[], None]) -> Ending:
         lease, backend = run.lease, run.backend
-        if not await self._runs.fresh(run):
-            return Ending(Outcome.LOST)
+        try:
+            if not await self._runs.fresh(run):
+                return Ending(Outcome.LOST)
+        except BrokerError:
+            return Ending(Outcome.TRIES, requeue=True)  # nothing was sent, whatever Redis did
         run.sent_at = _now()
         run.read_until = run.sent_at + self._settings.first_byte_s
         try:

@@ -132,7 +132,7 @@ async def _welcome(
             ]
             say(f"not ready: {', '.join(missing)} ({', '.join(b.url for b in backends)}); waiting")
             warn_at = float("inf")
-    model = next(iter(gateway.models()), "MODEL")
+    model = next((name for name, _ in gateway.models.listing()), "MODEL")
     say(welcome(settings, port, model, simulated=simulated))
 
 

@@ -15,6 +15,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+_CLOSE = (b"connection", b"close")
 _LINGER_S = 2.0
 _LINGER_BYTES = 16 << 20
 """After an early answer the rest of the body is read and dropped up to here, for a connection
@@ -117,7 +118,9 @@ class Client:
         if self._whole:
             await self.respond(answer.status, head, body)
             return
-        await self.start(answer.status, [*head, (b"connection", b"close")])
+        if _CLOSE not in head:
+            head.append(_CLOSE)
+        await self.start(answer.status, head)
         await self.write(b"" if self.method == "HEAD" else body, True)
         await self._linger()
         await self.write(b"", False)

@@ -47,29 +47,29 @@ class Gateway:
         self._broker = broker
         self.replica = replica
         self._follower = Follower(broker, replica, window=gateway.client_buffer_bytes)
-        self._models = Models(broker, settings.models)
+        self.models = Models(broker, settings.models)
         self._watch = Watch(broker)
         self._beat_at = -_INF
         metrics = GatewayMetrics(registry or CollectorRegistry())
         keys = Keys(settings.keys)
-        self._desk = Desk(broker, self._follower, self._models, gateway, metrics)
-        self._front = Front(settings, keys, self._models, self._desk, self._watch, metrics)
-        pages = Pages(keys, self._models, metrics.registry, self.not_ready)
+        self.desk = Desk(broker, self._follower, self.models, gateway, metrics)
+        self._front = Front(settings, keys, self.models, self.desk, self._watch, metrics)
+        pages = Pages(keys, self.models, metrics.registry, self.not_ready)
         self.app = App(self._front, pages, metrics, gateway.cors_origins)
 
     async def run(self) -> None:
         """The replica's own loops, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follower.run())
-            group.create_task(self._models.run())
-            group.create_task(self._desk.run())
+            group.create_task(self.models.run())
+            group.create_task(self.desk.run())
             group.create_task(self._watch.run())
             group.create_task(self._heartbeat())
 
     @property
     def up(self) -> bool:
         """Whether it has reached Redis and looked at what there is, whatever it found."""
-        return self._models.loaded and self._follower.ready.is_set() and self._beat_at > -_INF
+        return self.models.loaded and self._follower.ready.is_set() and self._beat_at > -_INF
 
     def not_ready(self) -> list[str]:
         """Why no request can be served just now; empty: it can."""
@@ -78,21 +78,18 @@ class Gateway:
             (self._front.draining, "shutting down"),
             (not self._broker.up.is_set() or silent, "Redis does not answer"),
             (not self._follower.ready.is_set(), "not subscribed"),
-            (not self._models.ready, "no model has a backend that answers"),
+            (not self.models.ready, "no model has a backend that answers"),
         )
         return [text for holds, text in reasons if holds]
-
-    def models(self) -> list[str]:
-        """Names that can be asked for."""
-        return [name for name, _ in self._models.listing()]
 
     async def drain(self) -> None:
         """Accept nothing more, let open requests end within `drain_s`, end the rest, and cancel
         their jobs. `run` must still run."""
         await self.app.drain(self.settings.gateway.drain_s)
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, BrokerError):
             async with asyncio.timeout(_FLUSH_S):
-                await self._desk.cancels.flush()
+                await self.desk.cancels.flush()
+                await self._follower.flush()
 
     async def _heartbeat(self) -> None:
         while True:
@@ -103,7 +100,7 @@ class Gateway:
             else:
                 self._beat_at = asyncio.get_running_loop().time()
                 if word == "missing":
-                    self._desk.reassert()
+                    self.desk.reassert()
             await asyncio.sleep(HEARTBEAT_S)
 
 

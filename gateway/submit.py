@@ -129,7 +129,8 @@ class Desk:
                 answer = await self._again(ticket, new)
         except (BrokerError, TimeoutError):
             return False
-        return answer.word in ("queued", "known")
+        # Otherwise known, it ended in between, and its end is not to be waited for.
+        return answer.word == "queued" or answer.state in ("waiting", "running")
 
     def forwarded(self, ticket: Ticket) -> None:
         """The answer begins to be handed on: no other run will do now, and the body may go."""

@@ -39,15 +39,18 @@ class Fields:
         self.body = body
 
     def get(self, name: str) -> object:
+        """The value as it is; None when absent."""
         return self.body.get(name)
 
     def flag(self, name: str) -> bool:
+        """A boolean; absent or null is False. Raises ApiError, as all below do."""
         value = self.body.get(name)
         if value is None or isinstance(value, bool):
             return bool(value)
         raise invalid("bool_type", name, "Input should be a valid boolean", value)
 
     def mapping(self, name: str) -> dict[str, object]:
+        """An object; absent or null is empty."""
         value = self.body.get(name)
         if value is None or isinstance(value, dict):
             return value or {}
@@ -73,6 +76,7 @@ class Fields:
         return int(value)
 
     def number(self, name: str) -> float | None:
+        """An optional number."""
         value = self.body.get(name)
         if isinstance(value, str):
             text = "Input should be a valid number, unable to parse string as a number"
@@ -93,6 +97,7 @@ def invalid(kind: str, field: str | None, message: str, value: object, more: str
 
 
 def decode_object(body: bytes) -> dict[str, object]:
+    """The body as a JSON object. Raises ApiError for anything else."""
     if not body:
         raise invalid("missing", None, "Field required", None)
     try:

@@ -28,8 +28,9 @@ Send = Callable[[Message], Coroutine[Any, Any, None]]
 class EngineApp:
     """An ASGI application that is one simulated engine; `host` is the engine behind it."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        self.host = Host(settings)
+    def __init__(self, settings: EngineSettings, *, log_size: int = 0) -> None:
+        """`log_size` requests are kept in `host.log`, with their bodies."""
+        self.host = Host(settings, log_size=log_size)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request; returns when it is answered or its client has gone."""
@@ -59,9 +60,9 @@ class EngineApp:
             await sink.aclose()
 
 
-def app(settings: EngineSettings) -> EngineApp:
-    """The ASGI application of one simulated engine."""
-    return EngineApp(settings)
+def app(settings: EngineSettings, *, log_size: int = 0) -> EngineApp:
+    """The ASGI application of one simulated engine; `log_size` requests are kept."""
+    return EngineApp(settings, log_size=log_size)
 
 
 async def serve(

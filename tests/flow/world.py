@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from common.broker import Broker, open_link
 from common.config import load
 from common.cost import terms
+from common.errors import BrokerError
 from common.follow import Follower
 from common.jobs import Limits, NewJob
 from common.keys import encode
@@ -132,7 +133,8 @@ class World:
     async def _beat(self, broker: Broker, name: str) -> None:
         await broker.up.wait()
         while True:
-            await heartbeat(broker, name)
+            with contextlib.suppress(BrokerError):
+                await heartbeat(broker, name)
             await pass_time(1.0)
 
     def leader(self, model: str = "m1") -> Dispatcher | None:
@@ -201,7 +203,7 @@ class World:
         word, _ = await queue.cancel(
             asked.job, cls, encode(asked.user), follower.replica, Outcome.CANCELLED
         )
-        follower._replies.pop(asked.job, None)
+        follower._replies[asked.job].close()
         return word
 
     async def keys(self) -> set[str]:

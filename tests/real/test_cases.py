@@ -36,7 +36,8 @@ async def lives() -> AsyncIterator[Lives]:
 
 @pytest.mark.parametrize("case", _cases())
 async def test_case(lives: Lives, case: dict[str, Any]) -> None:
-    live = await lives.get(case.get("setup"))
+    kind = "sglang" if case["variant"] == "sglang" else "vllm"
+    live = await lives.get(case.get("setup"), kind)
     faults = Faults()
     logging.getLogger("fairlane").addHandler(faults)
     try:

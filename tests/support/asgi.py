@@ -53,6 +53,8 @@ class Exchange:
         """Whether the app sent the last part of the body."""
         self.received = 0
         """Parts of the request's body that the app asked for."""
+        self.received_before = 0
+        """Of these, before it sent its status."""
 
     @property
     def body(self) -> bytes:
@@ -130,7 +132,7 @@ class Exchange:
         async with self._changed:
             if message["type"] == "http.response.start":
                 assert self.status == 0, "a second status"
-                self.status = message["status"]
+                self.status, self.received_before = message["status"], self.received
                 for k, v in message["headers"]:
                     assert k.decode() not in self.headers, f"the header {k!r} twice"
                     self.headers[k.decode()] = v.decode("latin-1")

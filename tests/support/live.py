@@ -55,17 +55,16 @@ player = _load_player()
 
 
 class Engine(player.Backend):  # type: ignore[misc,name-defined]
-    """The player's fake engine, which can also be stopped and counts what is open.
+    """The player's fake engine, which can also be stopped, and knows what it still answers.
 
-    `answer` (method `serve`) may be overridden to answer other than by a script.
+    `serve` may be overridden to answer other than by the script of a case.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.port = 0
-        self.posting = 0
-        """POST requests being answered at this moment."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._posts: dict[asyncio.Task[Any], tuple[list[dict[str, Any]], int]] = {}
 
     @property
     def url(self) -> str:
@@ -92,28 +91,36 @@ class Engine(player.Backend):  # type: ignore[misc,name-defined]
 
     async def post(self, *args: Any) -> bool:
         """One POST request; whether the connection is kept."""
-        self.posting += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._posts[task] = (self.reqs, len(self.reqs))  # where `serve` will note the request
         try:
             return bool(await self.serve(*args))
         finally:
-            self.posting -= 1
+            del self._posts[task]
 
-    async def serve(
-        self, path: str, headers: dict[str, str], body: bytes,
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
-    ) -> bool:  # fmt: skip
-        """By the script of the case."""
-        return bool(await super().post(path, headers, body, reader, writer))
+    async def serve(self, *args: Any) -> bool:
+        """Answer one POST by the script of the case: (path, headers, body, reader, writer)."""
+        return bool(await super().post(*args))
 
-    async def end(self) -> None:
-        """Close everything."""
-        self.srv.close()
+    def answering(self) -> int:
+        """POST requests that are being answered and whose client has not hung up."""
+        records = [reqs[n] for reqs, n in self._posts.values() if n < len(reqs)]
+        return sum(1 for r in records if r["gone"] is None)
+
+    async def hang_up(self) -> None:
+        """Close all connections: the rest of a script is not for the next case."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def end(self) -> None:
+        """Close everything."""
+        self.srv.close()
+        await self.hang_up()
 
-def settings_for(engine_url: str, redis_url: str, setup: dict[str, Any]) -> Settings:
+
+def settings_for(engine_url: str, setup: dict[str, Any], kind: str = "vllm") -> Settings:
     """The settings that a case's `setup` asks for, in the neutral names of the cases."""
     config = dict(setup.get("config", {}))
     gateway: dict[str, Any] = {"port": 0, "cors_origins": [ORIGIN], "drain_s": _DRAIN_S}
@@ -129,7 +136,7 @@ def settings_for(engine_url: str, redis_url: str, setup: dict[str, Any]) -> Sett
         gateway["body_max_bytes"] = size
     assert not config, f"a case asks for settings that nobody here knows: {config}"
     assert set(setup.get("models", ())) <= set(MODELS)
-    backend = BackendSettings(url=engine_url)
+    backend = msgspec.convert({"url": engine_url, "engine": kind}, BackendSettings)
     return Settings(
         gateway=GatewaySettings(**gateway),
         dispatcher=DispatcherSettings(**dispatcher),
@@ -178,9 +185,9 @@ class Live:
 
         It leads when the block begins; at the end it must leave nothing behind in Redis.
         """
-        broker = self.broker
-        registry = CollectorRegistry()
-        dispatcher = Dispatcher(self.settings, broker, new_id("dispatcher"), registry, seed=1)
+        dispatcher = Dispatcher(
+            self.settings, self.broker, new_id("dispatcher"), CollectorRegistry(), seed=1
+        )
         running = asyncio.create_task(dispatcher.run())
         try:
             await wait_until(
@@ -194,6 +201,7 @@ class Live:
             await dispatcher.stop()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+            await self.engine.hang_up()
 
     async def _led_by(self, owner: str) -> bool:
         for model in MODELS:
@@ -206,15 +214,16 @@ class Live:
         """Wait until no job is in Redis and none at the engine. Raises AssertionError."""
 
         async def clean() -> bool:
-            self._left = await leaked_keys(self.broker)
-            return not self._left and self.engine.posting == 0
+            nonlocal left
+            left = await leaked_keys(self.broker)
+            return not left and self.engine.answering() == 0
 
+        left: list[str] = []
         try:
             await wait_until(clean, timeout=_REST_S)
         except AssertionError:
-            raise AssertionError(
-                f"left behind: {self._left}, {self.engine.posting} at the engine"
-            ) from None
+            at_engine = self.engine.answering()
+            raise AssertionError(f"left behind: {left}, {at_engine} at the engine") from None
 
     async def play(self, case: dict[str, Any]) -> list[str]:
         """Play one variant; what went wrong."""
@@ -240,9 +249,9 @@ class Lives:
         self.redis.start()
         await self.engine.begin()
 
-    async def get(self, setup: dict[str, Any] | None = None) -> Live:
-        """The gateway with the settings of a case's `setup`."""
-        settings = settings_for(self.engine.url, self.redis.url, setup or {})
+    async def get(self, setup: dict[str, Any] | None = None, kind: str = "vllm") -> Live:
+        """The gateway with the settings of a case's `setup`, for this kind of engine."""
+        settings = settings_for(self.engine.url, setup or {}, kind)
         name = msgspec.msgpack.encode(settings)
         live = self._lives.get(name)
         if live is None:

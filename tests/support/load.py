@@ -6,8 +6,7 @@ checked whole: that of a raw client byte for byte, that of the official client f
 
 import asyncio
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -300,7 +299,7 @@ class Official:
 
 
 class _Seen(msgspec.Struct):
-    texts: Counter[int] | dict[int, str]
+    texts: dict[int, str]
     reasons: dict[int, str]
     usage: tuple[int, int] | None
     ids: set[str]
@@ -312,7 +311,7 @@ async def _streamed(stream: Any) -> _Seen:
         seen.ids.add(chunk.id)
         for choice in chunk.choices:
             text = choice.delta.content if hasattr(choice, "delta") else choice.text
-            seen.texts[choice.index] = seen.texts.get(choice.index, "") + (text or "")  # type: ignore[operator,assignment]
+            seen.texts[choice.index] = seen.texts.get(choice.index, "") + (text or "")
             if choice.finish_reason:
                 seen.reasons[choice.index] = choice.finish_reason
         if chunk.usage:
@@ -349,8 +348,3 @@ def _embedding_problem(ask: Ask, answer: Any, engine: EngineSettings) -> str:
     vectors = [item["embedding"] for item in wanted]
     return "" if found == vectors else f"embeddings: {found!r}, not {vectors!r}"
 
-
-def batches(asks: Sequence[Ask], size: int) -> Iterator[Sequence[Ask]]:
-    """`asks` in parts."""
-    for i in range(0, len(asks), size):
-        yield asks[i : i + size]

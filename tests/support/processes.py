@@ -119,12 +119,16 @@ class Role:
         except OSError:
             return 0
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples, whatever their labels."""
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of a metric's samples, or of those whose labels have this text in them."""
         with _opener.open(self.url + "/metrics", timeout=5.0) as response:
             lines = response.read().decode().splitlines()
         sample = re.compile(rf"{re.escape(name)}(_total)?[{{ ]")
-        return sum(float(line.rpartition(" ")[2]) for line in lines if sample.match(line))
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if sample.match(line) and label in line
+        )
 
     def rss(self) -> int:
         """Bytes of memory it holds."""

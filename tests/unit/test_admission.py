@@ -131,7 +131,12 @@ def test_a_full_backend_without_own_jobs_gets_one_after_a_while() -> None:
     assert room(load, 90 + KV_TRIAL_S - 0.1).n == 0
     assert room(load, 90 + KV_TRIAL_S) == Room(1)
     send(load, 96, "b")
-    assert room(load, 200).n == 0
+    assert room(load, 100).n == 0
+    load.ended(97, "b")
+    polled(load, 110, kv=0.5)
+    polled(load, 111, kv=0.95, period=100)
+    assert room(load, 112).n == 0, "it was not full all the time"
+    assert room(load, 111 + KV_TRIAL_S) == Room(1)
 
 
 def test_batch_gives_way() -> None:
@@ -157,6 +162,9 @@ def test_jobs_of_other_dispatchers_count_once_and_can_be_forgotten() -> None:
     load.sent(1, "a", "standard", streams=True)
     load.sent(1, "a", "standard", streams=True, mine=False)
     assert load.counts(1) == Counts(3, 3, 0)
+    load.started(1.5, "x")
+    load.sent(1.6, "x", "batch", streams=True, mine=False)
+    assert load.counts(1.6) == Counts(3, 2, 0), "told again, it has started all the same"
     load.keep_others(2, {"y", "unknown"})
     assert load.counts(2) == Counts(2, 2, 0)
     load.started(3, "y")
@@ -254,6 +262,17 @@ def test_the_peak_is_the_greatest_value_of_the_window(
     naive = max(v for (_, v), end in zip(told, ends, strict=True) if end >= now - width)
     assert peak.peak(now) == naive
     assert len(peak._past) <= 9
+
+
+def test_the_peak_s_edges_and_memory() -> None:
+    peak = Peak(6)
+    peak.set(0, 5)
+    peak.set(1, 0)
+    assert (peak.peak(7), peak.peak(7.1)) == (5, 0), "the window has its end and its beginning"
+    for i in range(1_000):
+        peak.set(8 + i / 1_000, 5 * (i % 2))
+    assert peak.peak(9) == 5
+    assert len(peak._past) <= 1
 
 
 class _Machine:

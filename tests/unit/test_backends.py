@@ -151,7 +151,7 @@ async def test_an_unchanging_engine_wakes_nobody() -> None:
     async with polling(engine, watch):
         await wait_until(lambda: watch.backend.load.facts and watch.backend.models)
         changes = watch.changes
-        await pass_time(20)
+        await pass_time(12)
         assert watch.changes == changes
 
 
@@ -190,6 +190,7 @@ async def test_a_hanging_page_makes_facts_stale_and_is_one_request_at_a_time() -
 async def test_served_models_are_read_until_known_and_then_each_ten_seconds() -> None:
     engine, watch = EngineTransport(EngineSettings(model=("m1", "alias"))), Watch(api_key="key")
     engine.kill()
+    watch.busy = False
     async with polling(engine, watch):
         await pass_time(5)
         assert watch.backend.models is None
@@ -253,13 +254,15 @@ async def test_an_engine_without_metrics_is_used_within_its_own_limit(
         assert watch.backend.reachable is True
         watch.backend.sent(asyncio.get_running_loop().time(), "a", "standard", streams=True)
         assert watch.room() == Room(0, "metrics unknown: 1 waiting ≥ limit 1")
+        watch.busy = False
         await pass_time(130)
     warnings = [r.getMessage() for r in caplog.records]
     assert len(warnings) == 3 and all(f"backend {URL}: metrics unknown: " in w for w in warnings)
 
 
 async def _large(request: httpx.Request) -> httpx.Response:
-    return httpx.Response(200, content=b"# x\n" * (PAGE_BYTES_MAX // 4 + 1))
+    sample = b"vllm:num_requests_waiting 5\n"
+    return httpx.Response(200, content=sample + b"# x\n" * (PAGE_BYTES_MAX // 4))
 
 
 async def _reset(request: httpx.Request) -> httpx.Response:

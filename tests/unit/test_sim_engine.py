@@ -144,6 +144,16 @@ def test_priority_mode_preempts_the_least_urgent() -> None:
     assert (engine.preemptions(), done) == (1, [urgent, lazy])
 
 
+def test_a_step_that_preempts_admits_nobody() -> None:
+    seen: list[Gauges] = []
+    engine = Engine(plain(kv_tokens=60, max_model_len=60, priority_mode=True), seen.append)
+    for now, prompt, output, priority in ((0.0, 20, 30, 1), (0.0, 20, 30, 9), (0.1, 5, 1, 5)):
+        engine.submit(now, ask(prompt, output, priority))
+    engine.advance(INF)
+    at = next(i for i, gauges in enumerate(seen) if gauges.preemptions)
+    assert [(g.running, g.waiting) for g in seen[at : at + 2]] == [(1, 2), (2, 1)]
+
+
 # --- abort ---
 
 

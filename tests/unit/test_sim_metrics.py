@@ -14,6 +14,7 @@ from sim.engine import Engine
 from sim.events import EngineRequest, Gauges
 from sim.metrics import GaugeHistory, render
 from sim.settings import EngineSettings
+from sim.stats import Histogram
 from sim.transport import EngineTransport
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "vllm-0.32"
@@ -89,6 +90,14 @@ def test_values_are_the_engine_s() -> None:
     assert total(page, "vllm:time_to_first_token_seconds_count") == 2
     mean = total(page, "vllm:inter_token_latency_seconds_sum") / gaps
     assert mean == pytest.approx(0.0101, rel=0.01)
+
+
+def test_a_histogram_counts_at_and_below_each_bound() -> None:
+    histogram = Histogram((1.0, 2.0, 4.0))
+    for value in (0.5, 1.0, 1.5, 4.0, 9.0):
+        histogram.observe(value)
+    assert histogram.cumulative() == [2, 3, 4, 5]
+    assert (histogram.count, histogram.total) == (5, 16.0)
 
 
 def test_old_names() -> None:

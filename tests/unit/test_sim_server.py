@@ -186,6 +186,17 @@ async def test_a_client_that_leaves_with_a_full_socket_is_forgotten() -> None:
 
 
 @pytest.mark.looptime
+async def test_a_killed_engine_breaks_open_and_new_connections() -> None:
+    application = app(EngineSettings())
+    open_one = _Client(application, {**STREAM, "max_tokens": 1_000})
+    await asyncio.sleep(0.1)
+    application.host.kill()
+    new_one = _Client(application, STREAM)
+    await asyncio.wait_for(asyncio.gather(open_one.task, new_one.task), 1.0)
+    assert open_one.bodies() and new_one.messages == []
+
+
+@pytest.mark.looptime
 async def test_a_stalled_process_loses_time_instead_of_bursting() -> None:
     application = app(EngineSettings(max_num_seqs=1, step_ms=100.0, per_seq_us=0.0))
     client = _Client(application, {**STREAM, "max_tokens": 100})

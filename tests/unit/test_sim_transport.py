@@ -156,6 +156,35 @@ async def test_a_full_queue_is_503_and_counted() -> None:
     assert transport.peak_waiting == 2
 
 
+async def test_an_answer_ends_with_the_context() -> None:
+    transport = EngineTransport(slow(max_model_len=50))
+    async with client_of(transport) as client:
+        answer = (await client.post(CHAT, json=body("x" * 80, tokens=1_000))).json()
+    assert answer["usage"] == {
+        "prompt_tokens": 20, "total_tokens": 50, "completion_tokens": 30,
+        "prompt_tokens_details": None, "completion_tokens_details": None,
+    }  # fmt: skip
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_the_priority_header_wins_over_the_body() -> None:
+    transport = EngineTransport(slow(max_num_seqs=1, priority_mode=True))
+    done: list[str] = []
+
+    async def call(name: str, header: str | None, priority: int) -> None:
+        headers = {"X-Vllm-Priority": header} if header else {}
+        await client.post(CHAT, json=body(name, 2, priority=priority), headers=headers)
+        done.append(name)
+
+    async with client_of(transport) as client, asyncio.TaskGroup() as group:
+        group.create_task(call("first", None, 0))
+        await asyncio.sleep(0.05)
+        group.create_task(call("body", None, 5))
+        group.create_task(call("header", "-7", 9))
+        group.create_task(call("late", "8", -9))
+    assert done == ["first", "header", "body", "late"]
+
+
 async def test_an_observer_sees_every_state() -> None:
     transport = EngineTransport(slow())
     seen: list[Gauges] = []
