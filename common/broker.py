@@ -44,14 +44,14 @@ class Broker:
 
     async def run(self) -> None:
         """Connect, serve, and connect again after a loss, with backoff, until cancelled."""
-        attempt = 0
+        attempt, told = 0, False
         while True:
             try:
                 await self.link.connect()
                 serving = asyncio.ensure_future(self.link.serve())
                 try:
                     await self._load()
-                    attempt = 0
+                    attempt, told = 0, False
                     self.epoch += 1
                     self.up.set()
                     for event in self._epoch_changed:
@@ -64,8 +64,9 @@ class Broker:
                         await serving
                     await self.link.close()
             except BrokerError as e:
-                if attempt == 0:
+                if not told:
                     log.warning("redis unavailable: %s", e)
+                told = True
             await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
             attempt += 1
 
@@ -82,27 +83,29 @@ class Broker:
     async def call(self, verb: str, **slots: Value | Sequence[Value]) -> Reply:
         """Run one verb. Raises BrokerDown, BrokerUncertain or BrokerRefused."""
         script = self.scripts[verb]
-        keys, args = script.bind(**slots)
-        command = ("EVALSHA", script.sha, str(len(keys)), *keys, *args)
+        keys, args = script.bind(slots)
+        command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         try:
-            return await self.link.execute(command)  # type: ignore[arg-type]
+            return await self.command(*command)
         except BrokerRefused as e:
             if not str(e).startswith("NOSCRIPT") and "No matching script" not in str(e):
                 raise
-            await self.link.execute(("SCRIPT", "LOAD", script.text))
-            return await self.link.execute(command)  # type: ignore[arg-type]
+            await self.command("SCRIPT", "LOAD", script.text)
+            return await self.command(*command)
 
     async def command(self, *args: Argument) -> Reply:
         """Run one plain command. Raises as `call`."""
+        if not self.up.is_set():  # nothing runs on a new connection before its epoch is known
+            raise BrokerDown("no connection to Redis")
         return await self.link.execute(args)
 
     async def publish(self, channel: str, data: bytes) -> int:
         """How many subscribers got it. Raises as `call`."""
-        return int(await self.link.execute(("PUBLISH", channel, data)))
+        return int(await self.command("PUBLISH", channel, data))
 
     async def now_ms(self) -> int:
         """The Redis server's clock in milliseconds."""
-        seconds, micros = await self.link.execute(("TIME",))
+        seconds, micros = await self.command("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def check(self) -> None:

@@ -8,6 +8,7 @@ times as much.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +23,7 @@ from common.errors import BrokerDown, BrokerRefused, BrokerUncertain, ConfigErro
 
 log = logging.getLogger("fairlane.broker")
 
-Argument = str | bytes | int
+Argument = str | bytes | int | float
 Reply = Any
 """bytes, int, None or a list of these, as Redis sent it."""
 Message = tuple[bytes, bytes]
@@ -76,15 +77,18 @@ class RedisLink:
             async with asyncio.timeout(self._timeout_s):
                 await connection.connect()
         except (redis.exceptions.RedisError, OSError, TimeoutError) as e:
+            await connection.disconnect(nowait=True)
             raise BrokerDown(f"no connection to Redis: {e or 'timed out'}") from None
         return connection
 
     async def serve(self) -> None:
-        reader = hiredis.Reader()
-        stream = self._connection._reader
-        self._watch(self._connection)
+        reader, connection = hiredis.Reader(), self._connection
+        stream = connection._reader
+        self._watch(connection)
         try:
             while data := await stream.read(_READ_BYTES):
+                if connection is not self._connection:
+                    break  # closed meanwhile: nobody waits for what was still on its way
                 reader.feed(data)
                 while (reply := reader.gets()) is not False:
                     future, _ = self._pending.popleft()
@@ -112,15 +116,15 @@ class RedisLink:
             raise BrokerDown("too many commands wait for Redis")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
-        self._pending.append((future, loop.time()))
         self._out.append(hiredis.pack_command(tuple(args)))  # type: ignore[arg-type]
+        self._pending.append((future, loop.time()))
         if not self._flushing:
             self._flushing = True
             loop.call_soon(self._flush)
         reply = await future
         if isinstance(reply, hiredis.ReplyError):
             text = str(reply)
-            if text.startswith("READONLY"):
+            if "READONLY" in text:  # within a script's error it is not the first word
                 await self.close()  # a demoted master: the next connection finds the new one
             raise BrokerRefused(text)
         return reply
@@ -214,6 +218,9 @@ class EmbeddedLink:
         except redis.exceptions.ConnectionError as e:
             raise BrokerDown(str(e)) from None
         finally:
+            # Closing alone leaves the channels subscribed in fakeredis.
+            with contextlib.suppress(redis.exceptions.ConnectionError):
+                await pubsub.unsubscribe()
             await pubsub.aclose()  # type: ignore[no-untyped-call]
             await client.aclose()
 

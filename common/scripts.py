@@ -4,18 +4,19 @@ A file's header is its contract: `-- KEYS name type` and `-- ARGV name type` lin
 a type that ends in `*` takes the rest. The loader puts one generated line in front of the file,
 which makes locals of the slots (so an error's line number is the file's plus one), and which is
 the only place that reads the server's clock: a script with a slot `now_ms` gets the time given,
-or, for 0, the time of the Redis server; `now_us` is the same in microseconds.
+or, for 0, the time of the Redis server; `now_us` is the same in microseconds. A number that is none
+ends the script there, before anything is written.
 """
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 
 import msgspec
 
 Value = str | bytes | int | float
-"""One argument. Integers are passed as digits, floats with 17 significant digits."""
+"""One argument. Floats are passed as the shortest digits that give the same float again."""
 
 VERBS = (
     "lead", "enqueue", "pop", "start", "renew", "charge", "settle", "ack", "requeue", "assert",
@@ -41,37 +42,23 @@ class Script(msgspec.Struct, frozen=True):
     sha: str
     keys: tuple[Slot, ...]
     args: tuple[Slot, ...]
+    names: frozenset[str]
 
-    def bind(self, **slots: Value | Sequence[Value]) -> tuple[list[str], list[Value]]:
+    def bind(self, slots: Mapping[str, Value | Sequence[Value]]) -> tuple[list[Value], list[Value]]:
         """(keys, arguments) in the script's order; TypeError where names differ from its slots."""
-        if len(slots) != len(self.keys) + len(self.args):
-            raise TypeError(f"{self.name}: slots differ: {sorted(self._names() ^ slots.keys())}")
-        try:
-            keys = _flatten(self.keys, slots)
-            args = _flatten(self.args, slots)
-        except KeyError as e:
-            raise TypeError(f"{self.name}: no value for slot {e}") from None
-        return [str(k) for k in keys], [a if type(a) is bytes else _text(a) for a in args]
-
-    def _names(self) -> set[str]:
-        return {s.name for s in (*self.keys, *self.args)}
+        if slots.keys() != self.names:
+            raise TypeError(f"{self.name}: slots differ: {sorted(self.names ^ slots.keys())}")
+        return _in_order(self.keys, slots), _in_order(self.args, slots)
 
 
-def _flatten(slots: tuple[Slot, ...], values: dict[str, Value | Sequence[Value]]) -> list[Value]:
-    out: list[Value] = []
-    for slot in slots:
-        value = values[slot.name]
-        if slot.rest:
-            out.extend(value)  # type: ignore[arg-type]
-        else:
-            out.append(value)  # type: ignore[arg-type]
-    return out
-
-
-def _text(value: Value) -> Value:
-    if isinstance(value, str | bytes):
-        return value
-    return str(int(value)) if isinstance(value, int) else f"{value:.17g}"
+def _in_order(
+    slots: tuple[Slot, ...], values: Mapping[str, Value | Sequence[Value]]
+) -> list[Value]:
+    if slots and slots[-1].rest:
+        out = [values[s.name] for s in slots[:-1]]
+        out.extend(values[slots[-1].name])  # type: ignore[arg-type]
+        return out  # type: ignore[return-value]
+    return [values[s.name] for s in slots]  # type: ignore[misc]
 
 
 def parse(name: str, source: str) -> Script:
@@ -84,7 +71,8 @@ def parse(name: str, source: str) -> Script:
         known.append(Slot(slot, type_, bool(rest)))
     text = _prologue(slots) + "\n" + source
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, text, sha, tuple(slots["KEYS"]), tuple(slots["ARGV"]))
+    names = frozenset(s.name for kind in slots.values() for s in kind)
+    return Script(name, text, sha, tuple(slots["KEYS"]), tuple(slots["ARGV"]), names)
 
 
 def _prologue(slots: dict[str, list[Slot]]) -> str:
@@ -96,7 +84,7 @@ def _prologue(slots: dict[str, list[Slot]]) -> str:
                 parts.append(f"local {slot.name}={{}} for i={i},#{kind} do ")
                 parts.append(f"{slot.name}[#{slot.name}+1]={kind}[i] end ")
             elif slot.type == "num":
-                parts.append(f"local {slot.name}=tonumber({value}) ")
+                parts.append(f"local {slot.name}=assert(tonumber({value}),'{slot.name}') ")
             else:
                 parts.append(f"local {slot.name}={value} ")
     if any(s.name == "now_ms" for s in slots["ARGV"]):

@@ -2,6 +2,7 @@
 
 import hashlib
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -74,8 +75,16 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"a backend's url begins with http:// or https://, not {self.url!r}")
         rest = self.url.split("://", 1)[1].rstrip("/")
-        if not rest or any(c in rest for c in "/?# \t\r\n@"):
+        if not _is_address(self.url) or any(c in rest for c in "/?# \t\r\n@"):
             raise ValueError(f"a backend's url is scheme, host and port alone, not {self.url!r}")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 class ClassSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -34,6 +34,9 @@ MODELS_MAX = 1_000
 JITTER = 0.1
 TICK_S = 0.001
 """Pauses are not finer than that: a shorter sleep need not move a coarse clock at all."""
+MISSES_MAX = 3
+"""A backend that was reached counts as unreachable after so many polls in a row that were not
+connected: one that is busy may not take a connection in time."""
 WARN_S = 60.0
 """At most one warning of each kind a backend in this time."""
 
@@ -74,7 +77,8 @@ class Backend:
         self.models: tuple[str, ...] | None = None
         """Names it serves, as last read; None: never read."""
         self.reachable: bool | None = None
-        """Whether its port took the last connection; None: not tried yet."""
+        """Whether its port takes connections; None: not tried yet."""
+        self._misses = 0
         self.metrics_up = False
         """Whether the last poll told anything."""
 
@@ -98,6 +102,7 @@ class Backend:
         """The first byte of a job's answer came."""
         self.load.started(now, job)
         self.breaker.answered(now, job)
+        self.connected()
 
     def refused(self, now: float, job: str) -> None:
         """It refused a job before the first byte, and does not have it."""
@@ -108,6 +113,17 @@ class Backend:
         """It does not have this job any more, for whatever reason."""
         self.load.ended(now, job)
         self.breaker.abandoned(now, job)
+
+    def connected(self) -> None:
+        """Its port took a connection."""
+        self.reachable = True
+        self._misses = 0
+
+    def missed(self) -> None:
+        """A poll was not connected."""
+        self._misses += 1
+        if self.reachable is None or self._misses >= MISSES_MAX:
+            self.reachable = False
 
 
 class Poller:
@@ -184,7 +200,8 @@ class Poller:
         before = (load.facts, load.fresh(now), load.counts(now), backend.reachable)
         period = self._busy_s + (now - asked_at)
         load.polled(now, facts, period=period, asked_at=asked_at)
-        backend.reachable = backend.metrics_up = True
+        backend.connected()
+        backend.metrics_up = True
         if before != (load.facts, True, load.counts(now), True):
             self._changed(backend)
 
@@ -193,7 +210,10 @@ class Poller:
         before = (backend.reachable, backend.metrics_up)
         backend.load.poll_failed(now)
         backend.metrics_up = False
-        backend.reachable = not why.refused
+        if why.refused:
+            backend.missed()
+        else:
+            backend.connected()
         self._warn(backend, "metrics", why)
         if before != (backend.reachable, False):
             self._changed(backend)

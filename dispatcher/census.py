@@ -26,9 +26,7 @@ the same, the engine's own metrics show it as foreign load."""
 class Census:
     """Reads one model's running jobs."""
 
-    def __init__(
-        self, queue: Queue, owner: str, runs: Runs, settings: DispatcherSettings
-    ) -> None:
+    def __init__(self, queue: Queue, owner: str, runs: Runs, settings: DispatcherSettings) -> None:
         self._queue = queue
         self._owner = owner
         self._runs = runs

@@ -5,8 +5,10 @@ request. No time-out is set here; `dispatcher/runs.py` watches every run.
 """
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
+from functools import partial
 from types import SimpleNamespace
 
 import aiohttp
@@ -107,13 +109,13 @@ async def _note_reuse(
         call.reused = True
 
 
-def _session(*, keep: bool) -> aiohttp.ClientSession:
+def _session(tls: ssl.SSLContext, *, keep: bool) -> aiohttp.ClientSession:
     """As many connections as there are runs, and no cookies: what an engine sets for one client
     is none of the next one's."""
     if keep:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        connector = aiohttp.TCPConnector(limit=0, ssl=tls, keepalive_timeout=KEEPALIVE_S)
     else:
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector = aiohttp.TCPConnector(limit=0, ssl=tls, force_close=True)
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(_note_reuse)
     return aiohttp.ClientSession(
@@ -129,8 +131,10 @@ class EngineTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(self) -> None:
-        self._kept = httpx_aiohttp.AiohttpTransport(client=lambda: _session(keep=True))
-        self._new = httpx_aiohttp.AiohttpTransport(client=lambda: _session(keep=False))
+        tls = httpx.create_ssl_context(trust_env=False)  # made once: it reads a large file
+        kept, new = partial(_session, tls, keep=True), partial(_session, tls, keep=False)
+        self._kept = httpx_aiohttp.AiohttpTransport(verify=tls, client=kept)
+        self._new = httpx_aiohttp.AiohttpTransport(verify=tls, client=new)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Raises what httpx and aiohttp raise."""

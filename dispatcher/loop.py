@@ -248,7 +248,7 @@ class ModelLoop:
             await self.queue.settle(
                 lease, parts.owner, Outcome.FAILED, out.batch([end]), cost=0.0, seq=0
             )
-            backend.ended(issued, lease.job)
+            backend.ended(asyncio.get_running_loop().time(), lease.job)
             return
         run = Run(lease, meta, self.queue, backend, self._fairness, out, issued)
         await parts.relay.run(run, self.wake)

@@ -123,10 +123,18 @@ def gateway(**options: Any) -> None:
 
 @main.command()
 @_options
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve /metrics here.")
-@click.option("--metrics-host", help="Address for --metrics-port (default 127.0.0.1).")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve /metrics here (the same as --port).",
+)
+@click.option("--metrics-host", help="Address for --metrics-port (the same as --host).")
 def dispatcher(**options: Any) -> None:
     """Run one dispatcher: takes jobs in fair order and runs them on the engines."""
+    for name in ("host", "port"):  # a dispatcher listens for its metrics alone
+        if options[f"metrics_{name}"] is None:
+            options[f"metrics_{name}"] = options[name]
+        options[name] = None
     settings = _load(**options)
     _run(lambda: roles.run_dispatcher(settings))
 

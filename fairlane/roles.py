@@ -59,8 +59,9 @@ def _shown(url: str | None) -> str:
 
 async def run_gateway(settings: Settings) -> None:
     """One gateway replica until SIGTERM; then it drains."""
-    bound = listen(settings)
-    async with connected(settings, None) as broker:
+    async with AsyncExitStack() as stack:
+        bound = stack.enter_context(listen(settings))
+        broker = await stack.enter_async_context(connected(settings, None))
         gateway = Gateway(settings, broker, new_id("gateway"), CollectorRegistry())
         log.info("%s on http://%s:%d", gateway.replica, *bound.getsockname()[:2])
         async with asyncio.TaskGroup() as group:
@@ -74,9 +75,10 @@ async def run_dispatcher(settings: Settings) -> None:
     if not _backends(settings):
         raise ConfigError("no backend: give --backend URL, or [models.….backends] in the file")
     registry = CollectorRegistry()
-    port = settings.dispatcher.metrics_port
-    listener = None if port is None else bind(settings.dispatcher.metrics_host, port)
-    async with connected(settings, None) as broker:
+    host, port = settings.dispatcher.metrics_host, settings.dispatcher.metrics_port
+    async with AsyncExitStack() as stack:
+        listener = None if port is None else stack.enter_context(bind(host, port))
+        broker = await stack.enter_async_context(connected(settings, None))
         dispatcher = Dispatcher(settings, broker, new_id("dispatcher"), registry)
         log.info("%s starts", dispatcher.owner)
         stop = stop_event()
@@ -94,11 +96,11 @@ async def run_dispatcher(settings: Settings) -> None:
 
 async def run_up(settings: Settings, say: Callable[[str], None]) -> None:
     """Everything in one process. `say` prints lines for people."""
-    bound = listen(settings)
     server = fakeredis.FakeServer() if settings.redis.url is None else None
     registry = CollectorRegistry()
     simulated = not _backends(settings)
     async with AsyncExitStack() as stack:
+        bound = stack.enter_context(listen(settings))
         if simulated:
             settings = await _with_engines(settings, stack)
         broker = await stack.enter_async_context(connected(settings, server))
@@ -154,9 +156,15 @@ async def run_sim(engine: EngineSettings, host: str, port: int) -> None:
     def ready(bound: int) -> None:
         log.info("simulated engine of %s on http://%s:%d", ", ".join(engine.models), host, bound)
 
+    async def served() -> None:
+        try:
+            await serve_engine(engine, host, port, on_ready=ready)
+        except OSError as e:
+            raise ConfigError(f"cannot listen on {host} port {port}: {e.strerror}") from None
+
     stop = stop_event()
     async with asyncio.TaskGroup() as group:
-        own = group.create_task(serve_engine(engine, host, port, on_ready=ready))
+        own = group.create_task(served())
         await stop.wait()
         own.cancel()
 

@@ -81,6 +81,10 @@ COMPRESSED = Answer(
     code="unsupported_content_encoding",
 )
 
+TOO_SLOW = Answer(
+    status=408, message="The request body did not arrive in time.", code="request_timeout"
+)
+
 
 def too_large(limit: int) -> Answer:
     """413, naming the limit in bytes."""

@@ -7,6 +7,7 @@ value is bounded, however the body is made.
 
 import codecs
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -45,12 +46,38 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | None
 
 
+class _Rule(msgspec.Struct, frozen=True):
+    """How one field is read, and what it is called where it is of another type."""
+
+    decoder: msgspec.json.Decoder[Any]
+    kind: str
+
+
 _top = msgspec.json.Decoder(Top)
-_string = msgspec.json.Decoder(str)
-_flag = msgspec.json.Decoder(bool)
-_count = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=1, le=_INT_MAX)])
-_choices = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=1, le=CHOICES_MAX)])
-_signed = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=-_INT_MAX - 1, le=_INT_MAX)])
+_STRING_RULE = _Rule(msgspec.json.Decoder(str), "a string")
+_FLAG_RULE = _Rule(msgspec.json.Decoder(bool), "a boolean")
+_COUNT_RULE = _Rule(
+    msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=1, le=_INT_MAX)]),
+    "an integer of at least 1",
+)
+_RULES = {
+    "model": _STRING_RULE,
+    "stream": _FLAG_RULE,
+    "stream_options": _Rule(_top, "an object"),
+    "user": _STRING_RULE,
+    "max_tokens": _COUNT_RULE,
+    "max_completion_tokens": _COUNT_RULE,
+    "n": _Rule(
+        msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=1, le=CHOICES_MAX)]),
+        f"an integer from 1 to {CHOICES_MAX}",
+    ),
+    "priority": _Rule(
+        msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=-_INT_MAX - 1, le=_INT_MAX)]),
+        "an integer of 32 bits",
+    ),
+    "service_tier": _STRING_RULE,
+}
+_INCLUDE_USAGE = {"include_usage": _FLAG_RULE}
 
 _TRUE = msgspec.Raw(b"true")
 _NULL = b"null"
@@ -64,24 +91,21 @@ _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
 def read(body: bytes) -> Fields:
     """The fields of a body. Raises Refusal (400) for all that DESIGN section 13 names."""
     top = read_top(body)
-    model = _field(top, "model", _string, "a string")
+    found = _decoded(top, _RULES)
+    model = found.get("model")
     if not model:
         raise bad_request("`model` is required: a string that names a model.", "model")
-    stream = _field(top, "stream", _flag, "a boolean") or False
-    options = _options(top)
-    include = _field(options, "include_usage", _flag, "a boolean", "stream_options")
-    most = _field(top, "max_tokens", _count, "an integer of at least 1")
-    newer = _field(top, "max_completion_tokens", _count, "an integer of at least 1")
-    _field(top, "priority", _signed, "an integer of 32 bits")
+    options = found.get("stream_options")
+    usage = _decoded(options, _INCLUDE_USAGE, "stream_options") if options else {}
     return Fields(
         top=top,
         model=model,
-        stream=stream,
-        include_usage=bool(include),
-        user=_field(top, "user", _string, "a string") or None,
-        max_output=newer or most,
-        n=_field(top, "n", _choices, f"an integer from 1 to {CHOICES_MAX}") or 1,
-        service_tier=_field(top, "service_tier", _string, "a string"),
+        stream=found.get("stream", False),
+        include_usage=usage.get("include_usage", False),
+        user=found.get("user") or None,
+        max_output=found.get("max_completion_tokens") or found.get("max_tokens"),
+        n=found.get("n", 1),
+        service_tier=found.get("service_tier"),
     )
 
 
@@ -112,7 +136,8 @@ def edited(
     if fields.model != model:
         changes["model"] = msgspec.Raw(msgspec.json.encode(model))
     if wants_usage and not fields.include_usage:
-        options = {**_options(top), "include_usage": _TRUE}
+        options = _decoded(top, {"stream_options": _RULES["stream_options"]})
+        options = {**options.get("stream_options", {}), "include_usage": _TRUE}
         changes["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
     drop = not keep_priority and "priority" in top
     if not changes and not drop:
@@ -131,27 +156,18 @@ def present(top: Top, name: str) -> msgspec.Raw | None:
     return raw
 
 
-def _field(
-    top: Top, name: str, decoder: "msgspec.json.Decoder[Any]", kind: str, param: str = ""
-) -> Any:
-    """The value of a field, None where absent or null; Refusal where it is of another type."""
-    raw = present(top, name)
-    if raw is None:
-        return None
-    try:
-        return decoder.decode(raw)
-    except _MALFORMED:
-        raise bad_request(f"`{name}` must be {kind}.", param or name) from None
-
-
-def _options(top: Top) -> Top:
-    raw = present(top, "stream_options")
-    if raw is None:
-        return {}
-    try:
-        return _top.decode(raw)
-    except _MALFORMED:
-        raise bad_request("`stream_options` must be an object.", "stream_options") from None
+def _decoded(top: Top, rules: Mapping[str, _Rule], param: str = "") -> dict[str, Any]:
+    """The fields that have a rule and are there; Refusal where one is of another type."""
+    found = {}
+    for name, raw in top.items():
+        rule = rules.get(name)
+        if rule is None or (len(raw) == 4 and bytes(raw) == _NULL):
+            continue
+        try:
+            found[name] = rule.decoder.decode(raw)
+        except _MALFORMED:
+            raise bad_request(f"`{name}` must be {rule.kind}.", param or name) from None
+    return found
 
 
 def _check_text(body: bytes) -> None:

@@ -8,13 +8,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from gateway.answers import COMPRESSED, Answer, Headers, Refusal, too_large
+from gateway.answers import COMPRESSED, TOO_SLOW, Answer, Headers, Refusal, too_large
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+_BODY_S = 300.0
+"""A body may take so long to arrive."""
 _CLOSE = (b"connection", b"close")
 _LINGER_S = 2.0
 _LINGER_BYTES = 16 << 20
@@ -72,12 +74,19 @@ class Client:
         return str(client[0]) if client else "unknown"
 
     async def read_body(self, limit: int) -> bytes:
-        """The whole body. Raises Refusal for one that is compressed or larger than `limit` bytes
-        (as soon as that is known), ClientGone where the client leaves before its end."""
+        """The whole body. Raises Refusal for one that is compressed, larger than `limit` bytes (as
+        soon as that is known) or too slow, ClientGone where the client leaves before its end."""
         if self._encoding is not None and self._encoding.strip().lower() not in (b"", b"identity"):
             raise Refusal(COMPRESSED)
         if self._length is not None and self._length > limit:
             raise Refusal(too_large(limit))
+        try:
+            async with asyncio.timeout(_BODY_S):
+                return await self._read(limit)
+        except TimeoutError:
+            raise Refusal(TOO_SLOW) from None
+
+    async def _read(self, limit: int) -> bytes:
         chunks: list[bytes] = []
         size = 0
         while True:

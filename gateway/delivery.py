@@ -7,6 +7,7 @@ never looks like success.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -65,6 +66,7 @@ class Delivery:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._inside_event = False
+        self._flows = False
         self._tail = b""
 
     def reset(self) -> None:
@@ -92,6 +94,26 @@ class Delivery:
         if self.head.stream:
             return self._stream(self.head, data, end, queue_ms)
         return self._body(self.head, data, end, queue_ms)
+
+    def flow(self, frames: Sequence[Head | Data | End]) -> bytes | None:
+        """The bytes of frames in the midst of a stream, to be sent as they are and taken when
+        sent; None where `take` must look at them. The fast way for most of all frames."""
+        if not self._flows:
+            return None
+        if len(frames) == 1:
+            frame = frames[0]
+            if type(frame) is not Data:
+                return None
+            data = frame.data
+        else:
+            chunks = [frame.data for frame in frames if type(frame) is Data]
+            frame = frames[-1]
+            if type(frame) is not Data or len(chunks) != len(frames):
+                return None
+            data = b"".join(chunks)
+        self._inside_event = frame.more
+        self._note_tail(data)
+        return data
 
     def comment(self, place: int | None) -> Step | None:
         """A comment line, which begins the stream where nothing was sent. None inside an event."""
@@ -143,7 +165,7 @@ class Delivery:
         else:
             self._note_tail(data)
         begins, self._begun, self._as_stream = not self._begun, True, True
-        self.forwarded = self.forwarded or size > 0
+        self.forwarded = self._flows = self.forwarded or size > 0
         return Step(
             status=head.status if begins else 0,
             headers=self._headers(head, queue_ms) if begins else [],
@@ -192,20 +214,23 @@ class Delivery:
         return Step(data=error_event(body), last=True, forwards=True)
 
     def _headers(self, head: Head, queue_ms: int) -> Headers:
-        dropped = _OF_STREAMS if head.stream else _DROPPED
-        kept = [
-            (name.lower().encode(), value.encode("latin-1"))
-            for name, value in head.headers
-            if name.lower() not in dropped and _is_header(name, value)
-        ]
+        passed = (_passed(name, value, head.stream) for name, value in head.headers)
+        kept = [header for header in passed if header is not None]
         ours = [self._job, (b"x-fairlane-queue-ms", b"%d" % queue_ms)]
         return [*_STREAM_HEADERS, *kept, *ours] if head.stream else [*kept, *ours]
 
 
-def _is_header(name: str, value: str) -> bool:
-    """Whether it can be sent: a header that an HTTP server refuses would cost the answer."""
+@lru_cache(maxsize=512)
+def _passed(name: str, value: str, stream: bool) -> tuple[bytes, bytes] | None:
+    """A header as it is sent, None where it stays behind: one that an HTTP server refuses would
+    cost the answer."""
+    name = name.lower()
     token = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    return token and all(" " <= c <= "\xff" and c != "\x7f" for c in value)
+    if not token or not all(" " <= c <= "\xff" and c != "\x7f" for c in value):
+        return None
+    if name in (_OF_STREAMS if stream else _DROPPED):
+        return None
+    return name.encode(), value.encode("latin-1")
 
 
 def _is_error(body: bytes) -> bool:

@@ -68,7 +68,7 @@ class Exchange:
         self._check_at = ticket.deadline + GRACE_S
         self._sending_since = _INF
         self._stuck = False
-        self._waiting: asyncio.Timeout | None = None
+        self._listening = False
         self._poked = False
         self._overdue = False
         self._shutting = False
@@ -124,10 +124,10 @@ class Exchange:
             await self._client.unwatch()
 
     def _poke(self) -> None:
-        if not self._poked:
-            self._poked = True
-            if self._waiting is not None:
-                self._waiting.reschedule(self._loop.time())
+        self._poked = True
+        if self._listening and self._task is not None:
+            self._listening = False
+            self._task.cancel()
 
     async def _serve(self) -> None:
         while True:
@@ -135,7 +135,11 @@ class Exchange:
             if self._client.gone:
                 return
             if frames:
-                if await self._deliver(frames):
+                data = self._delivery.flow(frames)
+                if data is not None:
+                    await self._write(data, True)
+                    self.ticket.reply.taken(len(data))
+                elif await self._deliver(frames):
                     return
             elif await self._asked():
                 return
@@ -158,18 +162,23 @@ class Exchange:
         return False
 
     async def _frames(self) -> list[Head | Data | End]:
-        """The next frames; none where something else is to be looked at."""
-        if self._poked:
-            self._poked = False
-            return []
-        try:
-            async with asyncio.timeout(None) as self._waiting:
+        """The next frames; none where something else is to be looked at.
+
+        A poke cancels this wait as `asyncio.timeout` would, at a fraction of its cost for each
+        frame; the reply keeps what came meanwhile.
+        """
+        if not self._poked:
+            self._listening = True
+            try:
                 return await self.ticket.reply.next()
-        except TimeoutError:
-            self._poked = False
-            return []
-        finally:
-            self._waiting = None
+            except asyncio.CancelledError:
+                poked = not self._listening
+                if not poked or self._task is None or self._task.uncancel() > 0:
+                    raise
+            finally:
+                self._listening = False
+        self._poked = False
+        return []
 
     async def _expired(self) -> bool:
         force = self._loop.time() > self.ticket.deadline + self._timing.run_s
@@ -185,6 +194,7 @@ class Exchange:
             if end.outcome in _AGAIN and not self._delivery.forwarded:
                 if await self._desk.resubmit(self.ticket, end.attempt):
                     self._delivery.reset()
+                    self._check_at = self.ticket.deadline + GRACE_S
                     return False
             else:
                 self._job_ended = True
@@ -209,12 +219,16 @@ class Exchange:
     async def _send(self, step: Step) -> None:
         if step.forwards and not self.ticket.reply.forwarded:
             self._desk.forwarded(self.ticket)
-        self._sending_since = self._loop.time()
         if step.status:
+            self._sending_since = self._loop.time()
             await self._client.start(step.status, step.headers)
         if step.data or step.last:
-            await self._client.write(step.data, more=not step.last)
-        self._sending_since = _INF
-        self.comment_at = self._loop.time() + self._timing.comment_every_s
+            await self._write(step.data, not step.last)
         if step.taken:
             self.ticket.reply.taken(step.taken)
+
+    async def _write(self, data: bytes, more: bool) -> None:
+        self._sending_since = now = self._loop.time()
+        await self._client.write(data, more)
+        self._sending_since = _INF
+        self.comment_at = now + self._timing.comment_every_s

@@ -28,6 +28,11 @@ log = logging.getLogger("fairlane.gateway")
 ENQUEUE_TRIES = 3
 ENQUEUE_S = 2.0
 """An enqueue that may or may not have run is repeated so often, and for so long."""
+LARGE_BYTES = 1 << 20
+"""Bodies above this go to Redis one at a time: all share one connection, on which a few large ones
+would keep every other command waiting past its time."""
+LARGE_S = 10.0
+"""A large body waits so long for those before it."""
 AGAIN_S = 0.05
 ASSERT_AGAIN_S = 0.5
 SUBSCRIBED_S = 1.0
@@ -70,6 +75,7 @@ class Desk:
         }
         self._open: dict[str, Ticket] = {}
         self._bodies = 0
+        self._large = asyncio.Lock()
         self._epoch = broker.epoch_event()
         self.cancels = Cancels(broker, follower.replica)
 
@@ -101,7 +107,10 @@ class Desk:
         self._bodies += len(new.body)
         uncertain = True  # also where this very task is cancelled in between
         try:
-            answer, uncertain = await self._enqueue(ticket)
+            if len(new.body) > LARGE_BYTES:
+                answer, uncertain = await self._enqueue_large(ticket)
+            else:
+                answer, uncertain = await self._enqueue(ticket)
         finally:
             if uncertain:
                 self.close(ticket, cancel=True)
@@ -184,11 +193,22 @@ class Desk:
         except TimeoutError:
             raise self._refused(Outcome.REJECTED_UNAVAILABLE, model, cls) from None
 
+    async def _enqueue_large(self, ticket: Ticket) -> tuple[Enqueued | None, bool]:
+        try:
+            async with asyncio.timeout(LARGE_S):
+                await self._large.acquire()
+        except TimeoutError:
+            return None, False
+        try:
+            return await self._enqueue(ticket)
+        finally:
+            self._large.release()
+
     async def _enqueue(self, ticket: Ticket) -> tuple[Enqueued | None, bool]:
         """(what Redis said, whether the job may be queued although it did not say so)."""
         assert ticket.new is not None
         queue, limits = self.queue(ticket.model), self._limits[ticket.cls]
-        end = ticket.at + ENQUEUE_S
+        end = asyncio.get_running_loop().time() + ENQUEUE_S
         uncertain = False
         for _ in range(ENQUEUE_TRIES):
             try:

@@ -16,6 +16,8 @@ MARKERS = ("jobs_inside: ends with jobs waiting or running, so keys that stay ar
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    # Else looptime, asking for the loop of a test without one, makes one that nobody closes.
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture(scope="session")

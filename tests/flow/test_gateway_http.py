@@ -1,5 +1,6 @@
 """The gateway over ASGI, up to the queue: paths, methods, bodies, keys, models."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -144,6 +145,17 @@ async def test_a_client_that_leaves_within_its_body() -> None:
             e.leave()
             await e.until_over()
             assert e.status == 0
+        await nothing_was_queued(s)
+
+
+@pytest.mark.looptime
+async def test_a_body_that_never_ends() -> None:
+    async with site() as s:
+        start = asyncio.get_running_loop().time()
+        async with Exchange(s.app, "POST", CHAT, [b'{"model":'], stalls=True) as e:
+            refused(await e.until_over(400), 408, code="request_timeout")
+            assert e.headers["connection"] == "close"
+            assert asyncio.get_running_loop().time() - start < 310
         await nothing_was_queued(s)
 
 

@@ -91,6 +91,38 @@ async def test_an_enqueue_that_did_not_run_is_refused_at_once(fault: type[Broker
         await s.at_rest()
 
 
+class HeldLink(FlakyLink):
+    """A link whose enqueues are not answered until `gate` is open."""
+
+    def __init__(self, server: fakeredis.FakeServer) -> None:
+        super().__init__(server)
+        self.gate = asyncio.Event()
+
+    async def execute(self, args: Sequence[Argument]) -> Reply:
+        answer = await super().execute(args)
+        if args[:2] == ("EVALSHA", self.sha):
+            await self.gate.wait()
+        return answer
+
+
+async def test_large_bodies_go_to_redis_one_at_a_time() -> None:
+    large = body(user="x" * (2 << 20))
+    async with site() as s:
+        link = HeldLink(s.server)
+        await link.connect()
+        link.sha = s.broker.scripts["enqueue"].sha
+        s.broker.link = link
+        async with (
+            Exchange(s.app, "POST", CHAT, large),
+            Exchange(s.app, "POST", CHAT, large),
+            Exchange(s.app, "POST", CHAT, body()),
+        ):
+            await s.one_waits(2)
+            assert link.enqueues == 2, "the first large one, and the small one beside it"
+            link.gate.set()
+            await s.one_waits(3)
+
+
 async def test_a_redis_that_lost_everything_is_told_again() -> None:
     async with (
         site() as s,

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.processes import Fleet
+from tests.support.fleet import Fleet
 from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")
 def _fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     config = {"appendfsync": "everysec"}  # what is answered survives the end of the process
-    with RedisServer(appendonly=True, config=config) as server:
-        with Fleet(tmp_path_factory.mktemp("fleet"), server) as fleet:
-            yield fleet
+    folder = tmp_path_factory.mktemp("fleet")
+    with RedisServer(appendonly=True, config=config) as server, Fleet(folder, server) as fleet:
+        yield fleet
 
 
 @pytest.fixture
@@ -23,7 +23,9 @@ def fleet(_fleet: Fleet) -> Iterator[Fleet]:
     assert _fleet.leftovers(expiring=True) == []
     yield _fleet
     print(_fleet.logs())
-    if _fleet.leftovers(expiring=True):  # a test that fails must not fail the next one
-        _fleet.server.resume()
-        with _fleet.redis() as client:
-            client.flushall()
+    _fleet.server.resume()
+    with _fleet.redis() as client:
+        if _fleet.leftovers(expiring=True):
+            client.flushall()  # a test that fails must not fail the next one
+        elif kept := _fleet.leftovers():
+            client.delete(*kept)

@@ -1,14 +1,14 @@
 """Every case of `tests/cases` over real sockets and a real Redis: see the README there."""
 
 import json
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from tests.support.live import CASES, Faults, Lives, player
+from tests.support.fake_engine import CASES, player
+from tests.support.live import Faults, Lives
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,24 +26,16 @@ def _cases() -> list[Any]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lives() -> AsyncIterator[Lives]:
     """Redis, the fake engine, and a gateway for each set of settings."""
-    made = Lives()
-    try:
-        await made.start()
+    async with Lives() as made:
         yield made
-    finally:
-        await made.close()
 
 
 @pytest.mark.parametrize("case", _cases())
 async def test_case(lives: Lives, case: dict[str, Any]) -> None:
     kind = "sglang" if case["variant"] == "sglang" else "vllm"
     live = await lives.get(case.get("setup"), kind)
-    faults = Faults()
-    logging.getLogger("fairlane").addHandler(faults)
-    try:
-        lives.engine.reset({k: v for k, v in case.items() if k == "backend_metrics"})
+    lives.engine.reset({"backend_metrics": case.get("backend_metrics")})
+    with Faults() as faults:
         async with live.dispatching():
             assert await live.play(case) == []
-    finally:
-        logging.getLogger("fairlane").removeHandler(faults)
     assert faults.errors() == []

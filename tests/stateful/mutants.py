@@ -134,7 +134,12 @@ MUTANTS = [
         "if false then",
     ),
     # nothing is lost or forgotten
-    Mutant("a tombstone is ignored", "enqueue", "if state then", "if state ~= 'cancelled' then"),
+    Mutant(
+        "a tombstone is ignored",
+        "enqueue",
+        "if state == 'cancelled' then return {'cancelled'} end\nif state then",
+        "if state and state ~= 'cancelled' then",
+    ),
     Mutant("a job comes in twice", "enqueue", "if state then", "if state == 'running' then"),
     Mutant("a limit is off by one", "enqueue", " + 1 > user_jobs", " > user_jobs"),
     Mutant("a job loses its place", "enqueue", "if arrival == 0 then", "if true then"),

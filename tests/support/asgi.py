@@ -25,6 +25,7 @@ class Exchange:
         *,
         client: str = "127.0.0.1",
         reads: bool = True,
+        stalls: bool = False,
     ) -> None:
         chunks = [body] if isinstance(body, bytes) else list(body)
         sent = [(k.lower().encode(), v.encode("latin-1")) for k, v in headers]
@@ -39,6 +40,7 @@ class Exchange:
         }  # fmt: skip
         self._app = app
         self._chunks = chunks
+        self._stalls = stalls
         self._gone = asyncio.Event()
         self._changed = asyncio.Condition()
         self._reading = asyncio.Event()
@@ -115,7 +117,11 @@ class Exchange:
         if self._chunks and not self._gone.is_set():
             self.received += 1
             chunk = self._chunks.pop(0)
-            return {"type": "http.request", "body": chunk, "more_body": bool(self._chunks)}
+            return {
+                "type": "http.request",
+                "body": chunk,
+                "more_body": bool(self._chunks) or self._stalls,
+            }
         await self._gone.wait()
         return {"type": "http.disconnect"}
 

@@ -10,6 +10,7 @@ import msgspec
 
 from common import keys
 from common.broker import Broker, open_link
+from common.errors import BrokerDown
 from common.jobs import Lease
 from common.outcomes import Outcome
 from common.queue import Queue
@@ -32,6 +33,7 @@ from common.wire import (
     encode_frame,
 )
 from gateway.server import Gateway
+from tests.support.asgi import ask
 from tests.support.wait import wait_until
 
 OWNER = "dispatcher-test-1"
@@ -127,15 +129,16 @@ class Dispatcher:
 
     async def pop(self, cls: str = "standard") -> Run:
         """The next job; waits for it."""
-        async with asyncio.timeout(60):
-            while True:
-                led = await self.queue.lead("take", self.name, lease_ms=600_000)
-                popped = await self.queue.pop(cls, ["b1"], self.name, led.term)
-                if popped.leases:
-                    run = Run(self, popped.leases[0])
-                    self.runs.append(run)
-                    return run
-                await asyncio.sleep(0.05)
+
+        async def popped() -> Run | None:
+            led = await self.queue.lead("take", self.name, lease_ms=600_000)
+            leases = (await self.queue.pop(cls, ["b1"], self.name, led.term)).leases
+            return Run(self, leases[0]) if leases else None
+
+        run = await wait_until(popped, timeout=60, what="a job")
+        assert run is not None
+        self.runs.append(run)
+        return run
 
     async def beat(self, replica: str) -> None:
         """Send alive frames for the runs that have not ended, until cancelled."""
@@ -143,7 +146,8 @@ class Dispatcher:
             jobs = [(r.lease.job, r.lease.attempt, r.seq - 1) for r in self.runs if r.seq]
             if jobs:
                 await self.broker.publish(keys.reply(replica), self.batch([Alive(jobs)]))
-            await asyncio.sleep(1.0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.Event().wait(), 1.0)
 
     async def listen(self) -> None:
         """Note the controls that gateways send, until cancelled."""
@@ -177,6 +181,35 @@ class Site:
     def replica(self) -> str:
         """The gateway's id."""
         return self.gateway.replica
+
+    async def queued(self) -> int:
+        """Jobs that wait, by Redis; -1 while it is away."""
+        waiting = self.dispatcher.queue.keys.waiting
+        try:
+            return int(await self.broker.command("HGET", waiting, "jobs") or 0)
+        except BrokerDown:
+            return -1
+
+    async def one_waits(self, n: int = 1) -> None:
+        """Wait until this many jobs wait."""
+
+        async def waits() -> bool:
+            return await self.queued() == n
+
+        await wait_until(waits, what=f"{n} waiting jobs")
+
+    async def at_rest(self) -> None:
+        """Wait until nothing is kept of any job, here or in Redis."""
+
+        async def clean() -> bool:
+            left = await self.broker.command("KEYS", "*:owned:*")
+            return not left and not len(self.gateway.desk) and await self.queued() == 0
+
+        await wait_until(clean, what="no open job")
+        metrics = (await ask(self.app, "GET", "/metrics")).body.decode()
+        assert "fairlane_gateway_bodies_bytes 0.0" in metrics
+        opened = [x for x in metrics.splitlines() if x.startswith("fairlane_gateway_open{")]
+        assert all(line.endswith(" 0.0") for line in opened)
 
 
 @contextlib.asynccontextmanager

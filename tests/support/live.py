@@ -1,14 +1,12 @@
-"""Fairlane on real sockets: a real Redis, gateways and dispatchers in the test's event loop, and the
-fake engine of the case player between which everything passes."""
+"""Fairlane on real sockets: a real Redis, gateways and dispatchers in the test's event loop, and
+the fake engine of the case player behind them."""
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import types
-from collections.abc import AsyncIterator, Awaitable
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, Self, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -27,11 +25,10 @@ from common.settings import (
 from dispatcher.server import Dispatcher
 from gateway.server import Gateway, listen, serve
 from tests.conftest import leaked_keys
-from tests.support.redis_server import RedisServer, free_port
+from tests.support.fake_engine import HOST, Engine, player
+from tests.support.redis_server import RedisServer
 from tests.support.wait import wait_until
 
-CASES = Path(__file__).parent.parent / "cases"
-HOST = "127.0.0.1"
 MODELS = ("m1", "org/m-2:beta", "模型-3")
 ALICE, BOB = "sk-test-alice", "sk-test-bob"
 ORIGIN = "http://ui.example:3000"
@@ -40,84 +37,6 @@ _REST_S = 5.0
 """All that a request leaves in Redis is gone so soon after its end."""
 
 T = TypeVar("T")
-
-
-def _load_player() -> types.ModuleType:
-    """`tests/cases/_tools/play.py`, which is a script and in no package."""
-    spec = importlib.util.spec_from_file_location("play", CASES / "_tools" / "play.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-player = _load_player()
-
-
-class Engine(player.Backend):  # type: ignore[misc,name-defined]
-    """The player's fake engine, which can also be stopped, and knows what it still answers.
-
-    `serve` may be overridden to answer other than by the script of a case.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.port = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._posts: dict[asyncio.Task[Any], tuple[list[dict[str, Any]], int]] = {}
-
-    @property
-    def url(self) -> str:
-        """Its address as a backend's setting."""
-        return f"http://{HOST}:{self.port}"
-
-    async def begin(self) -> None:
-        """Listen on a free port."""
-        self.port = free_port()
-        await self.start(self.port)
-
-    async def conn(self, rd: asyncio.StreamReader, wr: asyncio.StreamWriter) -> None:
-        """One connection."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            await super().conn(rd, wr)
-        except asyncio.CancelledError:
-            return  # the server's own task: it is `end` that cancels it
-        finally:
-            self._tasks.discard(task)
-            wr.close()
-
-    async def post(self, *args: Any) -> bool:
-        """One POST request; whether the connection is kept."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._posts[task] = (self.reqs, len(self.reqs))  # where `serve` will note the request
-        try:
-            return bool(await self.serve(*args))
-        finally:
-            del self._posts[task]
-
-    async def serve(self, *args: Any) -> bool:
-        """Answer one POST by the script of the case: (path, headers, body, reader, writer)."""
-        return bool(await super().post(*args))
-
-    def answering(self) -> int:
-        """POST requests that are being answered and whose client has not hung up."""
-        records = [reqs[n] for reqs, n in self._posts.values() if n < len(reqs)]
-        return sum(1 for r in records if r["gone"] is None)
-
-    async def hang_up(self) -> None:
-        """Close all connections: the rest of a script is not for the next case."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def end(self) -> None:
-        """Close everything."""
-        self.srv.close()
-        await self.hang_up()
 
 
 def settings_for(engine_url: str, setup: dict[str, Any], kind: str = "vllm") -> Settings:
@@ -153,6 +72,9 @@ class Live:
         self.settings = settings
         self.engine = engine
         self.registry = CollectorRegistry()
+        """The gateway's metrics."""
+        self.dispatching_registry = CollectorRegistry()
+        """Those of the dispatcher that runs now."""
         self.port = 0
         self.broker = Broker(open_link(redis.url))
         self._stop = asyncio.Event()
@@ -180,21 +102,27 @@ class Live:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def dispatching(self) -> AsyncIterator[Dispatcher]:
+    async def dispatching(self, models: Sequence[str] = MODELS) -> AsyncIterator[Dispatcher]:
         """A dispatcher of this block's own, so that no breaker or measurement is handed down.
 
-        It leads when the block begins; at the end it must leave nothing behind in Redis.
+        It leads `models` when the block begins; at the end it must leave nothing behind in Redis.
         """
+        self.dispatching_registry = CollectorRegistry()
         dispatcher = Dispatcher(
-            self.settings, self.broker, new_id("dispatcher"), CollectorRegistry(), seed=1
+            self.settings, self.broker, new_id("dispatcher"), self.dispatching_registry, seed=1
         )
         running = asyncio.create_task(dispatcher.run())
         try:
             await wait_until(
-                lambda: dispatcher.ready() and self._led_by(dispatcher.owner),
+                lambda: dispatcher.ready() and self._led_by(dispatcher.owner, models),
                 timeout=10, what="the dispatcher leads",
             )  # fmt: skip
-            await wait_until(lambda: not self.gateway.not_ready(), timeout=10, what="ready")
+            known = self.gateway.models
+            await wait_until(
+                lambda: not self.gateway.not_ready()
+                and all((m := known.resolve(name)) and m.ready for name in models),
+                timeout=10, what="the gateway knows of it",
+            )  # fmt: skip
             yield dispatcher
             await self.at_rest()
         finally:
@@ -203,8 +131,8 @@ class Live:
             await asyncio.gather(running, return_exceptions=True)
             await self.engine.hang_up()
 
-    async def _led_by(self, owner: str) -> bool:
-        for model in MODELS:
+    async def _led_by(self, owner: str, models: Sequence[str]) -> bool:
+        for model in models:
             leader = await self.broker.command("HGET", ModelKeys(model).leader, "owner")
             if leader != owner.encode():
                 return False
@@ -213,17 +141,28 @@ class Live:
     async def at_rest(self) -> None:
         """Wait until no job is in Redis and none at the engine. Raises AssertionError."""
 
+        left: list[str] = []
+
         async def clean() -> bool:
             nonlocal left
             left = await leaked_keys(self.broker)
             return not left and self.engine.answering() == 0
 
-        left: list[str] = []
         try:
             await wait_until(clean, timeout=_REST_S)
         except AssertionError:
             at_engine = self.engine.answering()
             raise AssertionError(f"left behind: {left}, {at_engine} at the engine") from None
+
+    def sample(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels, gateway's and dispatcher's."""
+        registries = (self.registry, self.dispatching_registry)
+        found = (s for r in registries for family in r.collect() for s in family.samples)
+        return sum(s.value for s in found if s.name == name and labels.items() <= s.labels.items())
+
+    async def waiting(self, model: str) -> int:
+        """Jobs that wait in Redis."""
+        return int(await self.broker.command("HGET", ModelKeys(model).waiting, "jobs") or 0)
 
     async def play(self, case: dict[str, Any]) -> list[str]:
         """Play one variant; what went wrong."""
@@ -239,19 +178,26 @@ class Live:
 class Lives:
     """The gateways of a test module, one for each set of settings."""
 
-    def __init__(self, engine_type: type[Engine] = Engine) -> None:
+    def __init__(self) -> None:
         self.redis = RedisServer()
-        self.engine = engine_type()
+        self.engine = Engine()
         self._lives: dict[bytes, Live] = {}
 
-    async def start(self) -> None:
-        """Redis and the engine."""
-        self.redis.start()
-        await self.engine.begin()
+    async def __aenter__(self) -> Self:
+        try:
+            self.redis.start()
+            await self.engine.begin()
+        except BaseException:
+            self.redis.close()
+            raise
+        return self
 
     async def get(self, setup: dict[str, Any] | None = None, kind: str = "vllm") -> Live:
         """The gateway with the settings of a case's `setup`, for this kind of engine."""
-        settings = settings_for(self.engine.url, setup or {}, kind)
+        return await self.open(settings_for(self.engine.url, setup or {}, kind))
+
+    async def open(self, settings: Settings) -> Live:
+        """The gateway with these settings."""
         name = msgspec.msgpack.encode(settings)
         live = self._lives.get(name)
         if live is None:
@@ -259,11 +205,17 @@ class Lives:
             await live.start()
         return live
 
-    async def close(self) -> None:
-        """End all."""
-        await asyncio.gather(*(live.close() for live in self._lives.values()))
-        await self.engine.end()
-        self.redis.close()
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        try:
+            await asyncio.gather(*(live.close() for live in self._lives.values()))
+            await self.engine.end()
+        finally:
+            self.redis.close()
 
 
 async def _within(seconds: float, what: Awaitable[T]) -> T:
@@ -272,15 +224,23 @@ async def _within(seconds: float, what: Awaitable[T]) -> T:
 
 
 class Faults(logging.Handler):
-    """Collects what the product logs as an error, and anything that a marker must not be in."""
+    """Collects what is logged while it is entered, below a logger's name."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
+    def __init__(self, name: str = "fairlane", level: int = logging.INFO) -> None:
+        super().__init__(level)
+        self._logger = logging.getLogger(name)
         self.lines: list[tuple[int, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note one record, formatted as a log file would have it."""
         self.lines.append((record.levelno, self.format(record)))
+
+    def __enter__(self) -> Self:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
 
     def errors(self) -> list[str]:
         """Lines of level ERROR and above."""

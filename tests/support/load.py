@@ -5,8 +5,9 @@ checked whole: that of a raw client byte for byte, that of the official client f
 """
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ import openai
 from sim.openai import Call, Kind, choice_token, parse
 from sim.replies import DONE, StreamReply, embeddings_body, whole_body
 from sim.settings import EngineSettings
-from tests.support.processes import KEY
+from tests.support.fleet import KEY, Fleet
 
 PATHS: dict[Kind, str] = {
     "chat": "/v1/chat/completions",
@@ -29,7 +30,7 @@ ANSWER_S = 120.0
 _CREATED = re.compile(rb'"created":\d+')
 _COMMENT = re.compile(rb"^:[^\n]*\n", re.M)
 _ERROR = b'data: {"error"'
-_WORDS = "light heavy first last red green short long plain strange".split()
+_WORDS = ("light", "heavy", "first", "last", "red", "green", "short", "long", "plain")
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +104,8 @@ def mixed(n: int, engine: EngineSettings, users: Sequence[str], seed: int) -> li
 
 
 def _mixed(random: Random, i: int, engine: EngineSettings, users: Sequence[str]) -> Ask:
-    kind: Kind = random.choices(["chat", "completions", "embeddings"], [6, 3, 1])[0]  # type: ignore[list-item]
+    kinds: tuple[Kind, ...] = ("chat", "completions", "embeddings")
+    kind = random.choices(kinds, [6, 3, 1])[0]
     text = " ".join(random.choices(_WORDS, k=random.randint(1, 60))) + f" {i}"
     body: dict[str, Any] = {"model": random.choice(engine.models)}
     if kind == "embeddings":
@@ -189,7 +191,7 @@ def problem(ask: Ask, got: Got, engine: EngineSettings) -> str:
     found = _CREATED.sub(b'"created":0', got.events)
     wanted = expected_stream(ask, got.job, engine)
     if ask.body.get("n", 1) > 1:  # how the engine's steps mix the choices is chance
-        return _differs(*(b"".join(sorted(_split(b), key=_choice)) for b in (found, wanted)))
+        return _differs(_by_choice(found), _by_choice(wanted))
     return _differs(found, wanted)
 
 
@@ -224,8 +226,11 @@ def broken_off(ask: Ask, got: Got, engine: EngineSettings) -> str:
     return ""
 
 
-def _split(stream: bytes) -> list[bytes]:
-    return [e + b"\n\n" for e in stream.split(b"\n\n") if e]
+def _by_choice(stream: bytes) -> bytes:
+    """The events of each choice after each other, in their order."""
+    events: list[bytes] = [e + b"\n\n" for e in stream.split(b"\n\n") if e]
+    events.sort(key=_choice)
+    return b"".join(events)
 
 
 def _choice(event: bytes) -> int:
@@ -348,3 +353,43 @@ def _embedding_problem(ask: Ask, answer: Any, engine: EngineSettings) -> str:
     vectors = [item["embedding"] for item in wanted]
     return "" if found == vectors else f"embeddings: {found!r}, not {vectors!r}"
 
+
+@contextlib.asynccontextmanager
+async def clients(fleet: Fleet) -> AsyncIterator[list[Client]]:
+    """A raw client of each gateway."""
+    made = [Client(gateway.url) for gateway in fleet.gateways]
+    try:
+        yield made
+    finally:
+        for client in made:
+            await client.close()
+
+
+@contextlib.asynccontextmanager
+async def asking(
+    made: Sequence[Client], asks: Sequence[Ask]
+) -> AsyncIterator[list[asyncio.Task[Got]]]:
+    """All of `asks` at once, spread over the clients; none is left open."""
+    open_ = [asyncio.create_task(made[i % len(made)].send(ask)) for i, ask in enumerate(asks)]
+    try:
+        yield open_
+    finally:
+        for task in open_:
+            task.cancel()
+        await asyncio.gather(*open_, return_exceptions=True)
+
+
+def sort_out(
+    asks: Sequence[Ask], answers: Sequence[Got], engine: EngineSettings
+) -> tuple[set[str], set[str]]:
+    """(jobs answered whole, jobs broken off in the proper way). AssertionError for all else."""
+    whole: set[str] = set()
+    cut: set[str] = set()
+    wrong: list[tuple[str, str]] = []
+    for ask, got in zip(asks, answers, strict=True):
+        check = broken_off if got.errors else problem
+        if text := check(ask, got, engine):
+            wrong.append((got.job, text))
+        (cut if got.errors else whole).add(got.job)
+    assert not wrong, f"{len(wrong)} of {len(answers)} answers are wrong: {wrong[:4]}"
+    return whole, cut

@@ -16,7 +16,7 @@ import pytest
 
 from common.settings import BackendSettings
 from dispatcher.admission import Counts, Room
-from dispatcher.backends import PAGE_BYTES_MAX, Backend, Poller
+from dispatcher.backends import MISSES_MAX, PAGE_BYTES_MAX, Backend, Poller
 from dispatcher.engines import EngineFacts
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
@@ -161,13 +161,39 @@ async def test_a_dead_engine_is_not_reachable_and_back_when_it_is_back() -> None
         await wait_until(lambda: watch.backend.reachable)
         engine.kill()
         changes = watch.changes
-        await wait_until(lambda: watch.backend.reachable is False, timeout=0.2)
-        assert watch.changes == changes + 1
-        assert not watch.backend.metrics_up
+        await wait_until(lambda: not watch.backend.metrics_up, timeout=0.2)
+        await wait_until(lambda: watch.backend.reachable is False, timeout=0.4)
+        assert watch.changes == changes + 2
         await pass_time(1)
         assert watch.room() == Room(1), "only what it refuses takes it out of use"
         engine.revive()
         await wait_until(lambda: watch.backend.reachable and watch.room() == Room(3), timeout=0.2)
+
+
+async def test_a_backend_that_misses_a_few_polls_stays_reachable() -> None:
+    engine, watch = EngineTransport(EngineSettings(model="m1")), Watch()
+    async with polling(engine, watch):
+        await wait_until(lambda: watch.backend.reachable)
+        for _ in range(5):
+            engine.kill()
+            await wait_until(lambda: not watch.backend.metrics_up)
+            await pass_time(0.11)  # a second miss
+            assert watch.backend.reachable
+            engine.revive()
+            await wait_until(lambda: watch.backend.metrics_up)
+
+
+async def test_a_backend_that_answers_jobs_is_reachable_whatever_its_polls_say() -> None:
+    backend = Backend(BackendSettings(url=URL))
+    backend.missed()
+    assert backend.reachable is False, "one never reached"
+    for _ in range(5):
+        backend.started(0.0, "job")
+        for _ in range(MISSES_MAX - 1):
+            backend.missed()
+        assert backend.reachable
+    backend.missed()
+    assert backend.reachable is False
 
 
 async def test_a_hanging_page_makes_facts_stale_and_is_one_request_at_a_time() -> None:

@@ -45,7 +45,7 @@ class Engine:
 @contextlib.asynccontextmanager
 async def engine(handler: Handler) -> AsyncIterator[tuple[Engine, EngineClient]]:
     made = Engine(handler)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, limit=1 << 20)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, limit=1 << 20, backlog=512)
     made.server = server
     made.port = server.sockets[0].getsockname()[1]
     client = EngineClient(open_transport())
@@ -75,7 +75,7 @@ async def test_as_many_connections_as_there_are_runs() -> None:
 
     async with engine(slow) as (made, client):
         asking = [asyncio.create_task(ask(made, client)) for _ in range(250)]
-        await wait_until(lambda: made.requests == 250, what="all requests at the engine")
+        await wait_until(lambda: made.requests == 250, timeout=20, what="all at the engine")
         open_.set()
         assert set(await asyncio.gather(*asking)) == {b"{}"}
 

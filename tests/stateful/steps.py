@@ -1,0 +1,358 @@
+"""The steps of the state machine: each verb, the same on the model and on each server.
+
+After each, replies, messages and the whole state agree. Ranges are small so that users, ids,
+counters and times collide; times are those of a real clock in size, so that a number which loses
+digits on its way is seen.
+"""
+
+import copy
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from common.cost import Terms
+from common.jobs import Due, Lease, Limits, NewJob
+from common.keys import encode
+from common.outcomes import Outcome
+from common.queue import Queue
+from common.wire import Usage
+from sim.model import Model
+from tests.stateful.keyspace import Raw, check, expected, read
+from tests.stateful.stores import REPLICAS, Store
+
+BEGIN_MS = 1_790_000_000_000
+IDS = [f"{i:032x}" for i in range(7)]
+USERS = ["u10", "u2", "ü:"]
+CLASSES = ["interactive", "standard"]
+OWNERS = ["d1", "d2"]
+TYPICAL = Terms(1000.0, 2.0, 100)
+WIDE = Limits(9, 999, 99, 999)
+ENDED = ("done", "orphaned")
+
+
+class Steps:
+    """`stores` are the servers; the first's state is also checked by itself."""
+
+    stores: Sequence[Store] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.now = BEGIN_MS
+        self.homes: dict[str, tuple[str, str, str]] = {}
+        """Job -> user, class, replica: these stay, whatever Redis forgets."""
+        self.runs: list[tuple[Lease | Due, str]] = []
+        """The newest runs and things due, each with its owner."""
+        self.arrivals: dict[str, int] = {}
+        self.terms = dict.fromkeys(OWNERS, 0)
+        self.saved: tuple[Model, list[Raw]] | None = None
+        self.raws: list[Raw] = []
+        self.vtime = dict.fromkeys(CLASSES, 0)
+
+    def do(self, want: object, call: Callable[[Queue], Awaitable[object]]) -> Any:
+        """Run `call` on each server: its reply is `want`, its messages and state the model's."""
+        keys = self.stores[0].queue.keys
+        published = [
+            (keys.bell if channel == "bell" else channel, data)
+            for channel, data in self.model.published
+        ]
+        self.model.published.clear()
+        space = expected(self.model, keys)
+        self.raws = []
+        for store in self.stores:
+            got, raw, messages = store.run(call(store.queue))  # type: ignore[arg-type]
+            assert got == want
+            assert [(c.decode(), d) for c, d in messages] == published
+            assert read(raw) == space
+            self.raws.append(raw)
+        return want
+
+    def timed(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        """One verb at the present moment."""
+        kwargs["now_ms"] = self.now
+        return self.untimed(verb, *args, **kwargs)
+
+    def untimed(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        """One verb that knows no time."""
+        want = getattr(self.model, verb)(*args, **kwargs)
+        return self.do(want, lambda q: getattr(q, verb)(*args, **kwargs))
+
+    def is_ghost(self, job: str) -> bool:
+        """Whether the lane holds it and its record is lost."""
+        return job in self.model.jobs and not self.model.jobs[job].record
+
+    def run_of(self, n: int, who: str) -> tuple[Any, str, bool]:
+        """The n-th newest run, who calls, and whether that is as the heir.
+
+        `who` is right, or another dispatcher, or one that has had the job before; or whoever: the
+        run may be over.
+        """
+        current = [
+            (run, owner)
+            for run, owner in self.runs
+            if (job := self.model.held(run.job)) and job.state == "running"
+            and job.held_by(owner, run.attempt)
+        ]  # fmt: skip
+        current.sort(key=lambda pair: self.model.jobs[pair[0].job].cancelled is not None)
+        pool = current if current and who != "whoever" else self.runs
+        run, owner = pool[-1 - n % len(pool)]
+        if who == "another":
+            owner = OWNERS[owner == OWNERS[0]]
+        elif who == "before":
+            run = msgspec.structs.replace(run, attempt=run.attempt - 1)
+        return run, owner, isinstance(run, Due)
+
+    def remember(self, run: Lease | Due, owner: str) -> None:
+        self.runs = [*self.runs[-7:], (run, owner)]
+
+    def holds(self) -> None:
+        """What is always so, by the first server's own state."""
+        if self.raws:
+            check(read(self.raws[0]), self.stores[0].queue.keys)
+        for cls in CLASSES:
+            assert self.model.vtime[cls] >= self.vtime[cls], "V fell"
+            self.vtime[cls] = self.model.vtime[cls]
+
+    # --- jobs come
+
+    def enqueue(
+        self, job: str, user: str, cls: str, replica: str, body: bytes, terms: Terms,
+        weight: float, bound: str, enough: bool, wait_ms: int, again: bool, repeat: bool = True,
+    ) -> None:  # fmt: skip
+        """`again`: with the place it had, and with the attempts its gateway has seen.
+
+        Without `repeat` an id that Redis does not know is taken instead of one that it does.
+        """
+        if not repeat and job in self.model.jobs:
+            job = next((j for j in IDS if j not in self.model.jobs), job)
+        if self.is_ghost(job):
+            return
+        user, cls, replica = self.homes.setdefault(job, (user, cls, replica))
+        seen = [r.attempt for r, _ in self.runs if r.job == job] if again else [0]
+        new = NewJob(
+            id=job, user=user, cls=cls, wait_ms=wait_ms, terms=terms, weight=weight,
+            replica=replica, meta=b"meta", body=body, floor=max(seen, default=self.now + 1_000),
+            arrival=self.arrivals.get(job, 0) if again else 0,
+        )  # fmt: skip
+        reply = self.timed("enqueue", new, self.limits(new, bound, enough))
+        if reply.word == "queued":
+            self.arrivals[job] = reply.arrival
+
+    def limits(self, job: NewJob, bound: str, enough: bool) -> Limits:
+        """Limits of which one is just enough for this job, or one too small."""
+        every = list(self.model.waiting())
+        mine = [j for j in every if j.user == encode(job.user)]
+        need = {
+            "user_jobs": sum(j.cls == job.cls for j in mine) + 1,
+            "user_bytes": sum(j.size for j in mine) + len(job.body),
+            "model_jobs": len(every) + 1,
+            "model_bytes": sum(j.size for j in every) + len(job.body),
+        }
+        tight = {bound: need[bound] - (not enough)} if bound in need else {}
+        return msgspec.structs.replace(WIDE, **tight)
+
+    def enqueue_many(
+        self, jobs: list[tuple[str, str]], cls: str, terms: Terms, weight: float, again: bool
+    ) -> None:
+        for job, user in jobs:
+            if job not in self.model.jobs:
+                self.enqueue(
+                    job, user, cls, REPLICAS[0], b"abc", terms, weight, "none", True, 9_000, again
+                )
+
+    def cancel(self, n: int, due: bool, frames: bytes, reason: Outcome) -> None:
+        jobs = self.model.jobs.values()
+        live = [j.id for j in jobs if j.state != "cancelled"] or list(self.homes)
+        if not live:
+            return
+        job = live[n % len(live)]
+        user, cls, replica = self.homes[job]
+        if due or not self.is_ghost(job):
+            self.timed("cancel", job, cls, encode(user), replica, reason, due=due, frames=frames)
+
+    def cancel_before_it_comes(self, job: str) -> None:
+        if job not in self.homes:
+            user, cls, replica = self.homes.setdefault(job, (USERS[0], CLASSES[0], REPLICAS[0]))
+            self.timed("cancel", job, cls, encode(user), replica, Outcome.CANCELLED)
+            self.enqueue(job, user, cls, replica, b"abc", TYPICAL, 1.0, "none", True, 9_000, False)
+
+    # --- one leads
+
+    def lead(self, op: str, owner: str, honest: bool, hold_ms: int) -> None:
+        term = self.terms[owner] if honest else 7
+        reply = self.timed("lead", op, owner, term=term, hold_ms=hold_ms)
+        if reply.word == "leader":
+            self.terms[owner] = reply.term
+
+    def leading(self, owner: str, how: str = "rightly") -> tuple[str, int]:
+        """Who leads and the term, once there is a leader; or a term or a time that is over."""
+        h = self.model.leader
+        if h is None or h.deadline <= self.now:
+            self.lead("take", owner, True, 0)
+            h = self.model.leader
+        assert h
+        if how == "too late":
+            self.now += 2_000
+        return h.owner, h.term - (how == "an old term")
+
+    def time_passes(self, ms: int, renewed: bool) -> None:
+        self.now += ms
+        if renewed and self.model.leader:
+            self.lead("renew", self.model.leader.owner, True, 0)
+
+    def clock_set_back(self, owner: str, fresh: bool) -> None:
+        if fresh:
+            self.lose_history(True, 0, False, 0)
+            self.lead("take", owner, True, 2_000)
+        self.now -= 20_000
+        self.lead("take", OWNERS[owner == OWNERS[0]], True, 0)
+        self.time_passes(0, True)
+
+    def reap(self, owner: str, how: str, cls: str, dead: list[str]) -> None:
+        owner, term = self.leading(owner, how)
+        due = self.model.reap(owner, term, dead, cls, now_ms=self.now)
+
+        async def call(queue: Queue) -> list[Due] | None:
+            reply = await queue.reap(owner, term, dead, cls, now_ms=self.now)
+            if reply is None:
+                return None
+            named = [d for d in reply[0] if d.why != "gateway"]
+            rest = [d for d in reply[0] if d.why == "gateway"]
+            return named + sorted(rest, key=lambda d: d.job)
+
+        self.do(due, call)
+        for one in due or []:
+            self.remember(one, one.owner)
+
+    def leases_run_out(self, owner: str, cls: str, dead: list[str]) -> None:
+        self.now += 6_000
+        self.timed("lead", "take", owner, grace_ms=0)
+        self.reap(owner, "rightly", cls, dead)
+
+    # --- jobs run
+
+    def pop(self, backends: list[str], owner: str, how: str, cls: str | None = None) -> None:
+        """Of `cls`, or as the dispatcher does: of the first class that has a job waiting."""
+        cls = cls or next((c for c in CLASSES if self.model.backlog(c)), CLASSES[0])
+        owner, term = self.leading(owner, how)
+        order = self.model.backlog(cls)
+        lane = self.model.lane(cls, order[0]) if order else []
+        whole = all(j.record for j in lane)
+        popped = self.timed("pop", cls, backends, owner, term)
+        for lease in popped.leases:
+            self.remember(lease, owner)
+        if popped.leases and whole:
+            assert popped.leases[0].user == order[0]
+            assert popped.leases[0].job == lane[0].id
+
+    def pop_and_give_back(self, cls: str, owner: str, insist: bool) -> None:
+        """Requeue restores the counter and the place exactly; the run is over, whoever insists."""
+        owner, term = self.leading(owner)
+        order = self.model.backlog(cls)
+        before = dict(self.model.counters[cls])
+        for lease in self.timed("pop", cls, ["b1"], owner, term).leases:
+            self.remember(lease, owner)
+            user, rest = lease.user, [j.id for j in self.model.lane(cls, lease.user)]
+            if self.timed("requeue", lease, owner, count_try=False) == "requeued":
+                assert abs(self.model.counters[cls][user] - before[user]) <= 1e-9
+                assert [j.id for j in self.model.lane(cls, user)] == [lease.job, *rest]
+                assert user in order
+            if insist:
+                self.timed("restore", lease, owner, "b1", lease.charged, started=False)
+
+    def renew(self, n: int, who: str, backend: str) -> None:
+        run, owner, _ = self.run_of(n, who)
+        other, _, _ = self.run_of(n + 1, who)
+        jobs = [(run.job, run.attempt, backend), (other.job, other.attempt, "")]
+        self.timed("renew", jobs, owner)
+
+    def start(self, n: int, who: str) -> None:
+        run, owner, _ = self.run_of(n, who)
+        self.untimed("start", run.job, owner, run.attempt, "fl:reply:g1", b"first")
+
+    def charge(self, n: int, who: str, cost: float) -> None:
+        run, owner, _ = self.run_of(n, who)
+        if run.cls:
+            self.untimed("charge", run.cls, [(run.job, run.attempt, cost)], owner)
+
+    def settle(
+        self, n: int, who: str, heir: bool, cost: float | None, twice: bool, outcome: Outcome,
+        learn: int | None,
+    ) -> None:  # fmt: skip
+        run, owner, is_heir = self.run_of(n, who)
+        usage = Usage(5, 0, learn) if learn else None
+        for _ in range(1 + twice):
+            if run.cls:
+                self.timed("settle", run, owner, outcome, b"end", heir=heir == is_heir,
+                           cost=cost, learn=learn, usage=usage, seq=3)  # fmt: skip
+
+    def requeue(self, n: int, who: str, heir: bool, count_try: bool, tries_max: int) -> None:
+        run, owner, is_heir = self.run_of(n, who)
+        if run.cls:
+            self.timed("requeue", run, owner, heir=heir == is_heir, count_try=count_try,
+                       tries_max=tries_max)  # fmt: skip
+
+    def restore(self, n: int, who: str, started: bool, raised: bool) -> None:
+        run, owner, _ = self.run_of(n, who)
+        if isinstance(run, Lease) and not self.is_ghost(run.job):
+            charged = run.charged + 100 * raised
+            self.timed("restore", run, owner, "b2", charged, started=started)
+
+    def ack(self, n: int) -> None:
+        """One that has ended, if there is one, and any other."""
+        jobs = list(self.homes)
+        if jobs:
+            jobs.sort(key=lambda j: j in self.model.jobs and self.model.jobs[j].state in ENDED)
+            job, other = jobs[-1], jobs[n % len(jobs)]
+            self.untimed("ack", list(dict.fromkeys([job, other])), self.homes[job][2])
+
+    def snapshot(self, asked: list[str]) -> None:
+        homes = [(self.homes[j][1], encode(self.homes[j][0]), j) for j in asked if j in self.homes]
+        self.do(self.model.snapshot(homes), lambda q: q.snapshot(homes))
+
+    # --- Redis loses
+
+    def lose_record(self, n: int, waiting: bool, popped: bool) -> None:
+        """A waiting job's record, or what had an expiry: the end of a job, a tombstone."""
+        states = ("waiting",) if waiting else ("done", "cancelled")
+        jobs = [j for j in self.model.jobs.values() if j.record and j.state in states]
+        if not jobs:
+            return
+        job = jobs[n % len(jobs)]
+        if waiting:
+            job.record = False
+        else:
+            del self.model.jobs[job.id]
+        key = self.stores[0].queue.keys.record(job.id)
+        self.raws = [store.run(store.delete(key))[1] for store in self.stores]
+        if popped and job.cls:
+            self.pop(["b1", "b1"], OWNERS[0], "rightly", job.cls)
+
+    def keep_history(self) -> None:
+        self.saved = copy.deepcopy(self.model), self.raws
+
+    def lose_history(self, everything: bool, told: int, started: bool, asked: int) -> None:
+        """Go back to the state that was kept, or to nothing.
+
+        Then dispatchers say what they run, and gateways enqueue again what is not known.
+        """
+        self.model, raws = self.saved or (Model(), [[] for _ in self.stores])
+        if everything:
+            self.model, raws = Model(), [[] for _ in self.stores]
+        self.saved = None
+        pairs = zip(self.stores, raws, strict=True)
+        self.raws = [store.run(store.roll_back(raw))[1] for store, raw in pairs]
+        self.vtime = dict.fromkeys(CLASSES, 0)
+        self.now += 100
+        for n in range(min(told, len(self.runs))):
+            self.restore(n, "whoever", started, False)
+        for job in list(self.homes)[:asked]:
+            if job not in self.model.jobs:
+                self.enqueue(job, *self.homes[job], b"abc", TYPICAL, 1.0, "none", True, 9_000, True)
+
+    def pop_that_is_lost(self, owner: str) -> None:
+        """A failover forgets a pop; the dispatcher says that it runs the job."""
+        self.keep_history()
+        self.pop(["b1"], owner, "rightly")
+        self.lose_history(False, 1, False, 0)

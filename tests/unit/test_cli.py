@@ -1,0 +1,207 @@
+"""The command: what goes wrong is one clear line on standard error, an exit code, no traceback."""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from common import logs
+from common.config import load
+from common.settings import Settings
+from fairlane import roles
+from fairlane.cli import main
+from tests.support.redis_server import RedisServer, free_port
+from tests.support.wait import wait_until
+
+NOWHERE = "redis://:hush@127.0.0.1:1/0"
+"""Nothing listens on port 1."""
+DEAD = "http://127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings from outside, short waiting for Redis, and the log as it was."""
+    for name in [n for n in os.environ if n.startswith("FAIRLANE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(roles, "START_S", 0.3)
+    root, own = logging.getLogger(), logging.getLogger("fairlane")
+    before = root.handlers[:], root.level, own.level
+    yield
+    root.handlers[:], root.level, own.level = before
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """A port of 127.0.0.1 that something listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield str(listener.getsockname()[1])
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+def complaint(*args: str) -> str:
+    """The one line that says why a command does not run."""
+    result = run(*args)
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    lines = [x for x in result.stderr.splitlines() if " WARNING fairlane.broker: " not in x]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("fairlane: ")
+    return lines[0].removeprefix("fairlane: ")
+
+
+@pytest.mark.parametrize("args", [
+    ("gateway", "--redis", NOWHERE, "--port"),
+    ("dispatcher", "--redis", NOWHERE, "--backend", DEAD, "--metrics-port"),
+    ("dispatcher", "--redis", NOWHERE, "--backend", DEAD, "--port"),
+    ("up", "--port"),
+    ("sim", "--port"),
+], ids=" ".join)  # fmt: skip
+def test_a_port_that_is_taken(taken: str, args: tuple[str, ...]) -> None:
+    text = complaint(*args, taken)
+    assert taken in text
+    assert re.search("taken|in use", text)
+
+
+@pytest.mark.parametrize("role", ["gateway", "dispatcher"])
+def test_no_redis_is_named(role: str) -> None:
+    text = complaint(role, "--port", "0", "--backend", DEAD)
+    assert text.startswith("no Redis: give --redis URL, or set redis.url or FAIRLANE_REDIS_URL")
+
+
+@pytest.mark.parametrize("role", ["gateway", "dispatcher", "up"])
+def test_redis_is_not_there(role: str) -> None:
+    text = complaint(role, "--port", "0", "--backend", DEAD, "--redis", NOWHERE)
+    assert text == "no Redis at redis://…@127.0.0.1:1/0 within 0.3 s"
+
+
+def test_redis_may_drop_jobs() -> None:
+    with RedisServer(config={"maxmemory-policy": "allkeys-lru"}) as server:
+        text = complaint("gateway", "--port", "0", "--redis", server.url)
+    assert "maxmemory-policy allkeys-lru" in text
+    assert "noeviction" in text
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (["gateway", "--redis", "http://x"], ["redis.url", "redis://"]),
+    (["dispatcher", "--redis", NOWHERE], ["no backend", "--backend URL"]),
+    (["up", "--backend", "gpu1:8000"], ["http://", "gpu1:8000"]),
+    (["up", "--backend", "http://gpu1:8000/v1"], ["scheme, host and port alone"]),
+    (["gateway", "--host", "0.0.0.0", "--port", "0", "--redis", NOWHERE], ["--insecure", "keys"]),
+    (["gateway", "--host", "no such host", "--port", "0", "--redis", NOWHERE], ["no such host"]),
+    (["gateway", "--config", "nowhere.toml"], ["cannot read nowhere.toml"]),
+])  # fmt: skip
+def test_an_option_that_cannot_be_used(args: list[str], words: list[str]) -> None:
+    text = complaint(*args)
+    assert [w for w in words if w not in text] == []
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("[gateway]\nport = \n[redis]", ["fairlane.toml", "line 2"]),
+    ("[gateway]\nprot = 1", ["`gateway.prot`", "did you mean `port`?"]),
+    ("[gateway]\nport = 70000", ["gateway.port", "65535"]),
+])  # fmt: skip
+@pytest.mark.parametrize("role", ["up", "gateway", "dispatcher", "check"])
+def test_a_file_that_cannot_be_used(tmp_path: Path, role: str, text: str, words: list[str]) -> None:
+    path = tmp_path / "fairlane.toml"
+    path.write_text(text)
+    said = complaint(role, "--config", str(path))
+    assert [w for w in words if w not in said] == []
+
+
+def test_a_variable_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLANE_REDIS_URI", NOWHERE)
+    assert "`FAIRLANE_REDIS_URL`" in complaint("gateway")
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (["gateway", "--prot", "1"], "No such option '?--prot'?.*--port"),
+    (["gateway", "--port", "x"], "'x' is not a valid integer"),
+    (["gateway", "--port", "65536"], "65536 is not in the range"),
+    (["gateway", "--log-level", "LOUD"], "'LOUD' is not one of"),
+    (["sim", "--max-num-seqs", "0"], "0 is not in the range"),
+    (["fly"], "No such command 'fly'"),
+])  # fmt: skip
+def test_a_word_that_is_wrong_is_named(args: list[str], words: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert re.search(words, result.stderr)
+    assert "Traceback" not in result.output
+
+
+def test_options_win_over_the_environment(monkeypatch: pytest.MonkeyPatch, taken: str) -> None:
+    monkeypatch.setenv("FAIRLANE_GATEWAY_PORT", str(free_port()))
+    monkeypatch.setenv("FAIRLANE_REDIS_URL", NOWHERE)
+    assert taken in complaint("gateway", "--port", taken)
+    monkeypatch.setenv("FAIRLANE_GATEWAY_PORT", taken)
+    assert taken in complaint("gateway")
+
+
+def test_a_dispatcher_listens_where_host_and_port_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+
+    async def run_dispatcher(settings: Settings) -> None:
+        seen.append(settings)
+
+    monkeypatch.setattr(roles, "run_dispatcher", run_dispatcher)
+    assert run("dispatcher", "--host", "0.0.0.0", "--port", "9090").exit_code == 0
+    assert run("dispatcher", "--host", "::", "--metrics-port", "0").exit_code == 0
+    assert run("dispatcher", "--metrics-host", "::1").exit_code == 0
+    listens = [(s.dispatcher.metrics_host, s.dispatcher.metrics_port) for s in seen]
+    assert listens == [("0.0.0.0", 9090), ("::", 0), ("::1", None)]
+
+
+def test_check_says_what_is_not_well(tmp_path: Path) -> None:
+    path = tmp_path / "fairlane.toml"
+    path.write_text(f'[models.m]\nbackends = [{{ url = "{DEAD}" }}]\n')
+    result = run("check", "--config", str(path), "--redis", NOWHERE)
+    assert result.exit_code == 1
+    assert "FAIL redis: no Redis at redis://…@127.0.0.1:1/0" in result.stdout
+    assert f"FAIL {DEAD}/v1/models: no answer (ConnectError)" in result.stdout
+    assert "hush" not in result.output
+
+
+def test_check_of_what_is_well() -> None:
+    with RedisServer() as server:
+        result = run("check", "--redis", server.url)
+    assert result.exit_code == 0
+    assert "ok   redis: answers" in result.stdout
+
+
+async def test_up_says_what_it_waits_for() -> None:
+    said: list[str] = []
+    settings = load(None, {"backends": [{"url": DEAD}], "gateway": {"port": 0}}, {})
+    running = asyncio.create_task(roles.run_up(settings, said.append))
+    try:
+        await wait_until(lambda: said or running.done(), timeout=10)
+        assert said, running
+        assert said[0].startswith("not ready: ")
+        assert DEAD in said[0]
+        assert said[0].endswith("; waiting")
+        assert len(said) == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 10)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def test_log_lines_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup("WARNING")
+    logging.getLogger("fairlane.x").info("unheard")
+    logging.getLogger("fairlane.x").warning("heard")
+    logging.getLogger("httpx").info("unheard")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d WARNING fairlane\.x: heard\n", err)
