@@ -20,6 +20,8 @@ from bench.target import against
 
 OUT = Path(__file__).with_name("out")
 NAMES = ("latency", "short", "streams", "memory", "flood", "verbs")
+BUSY = 0.7
+"""A load average above it means that this machine is not idle."""
 PART_S = 900.0
 """No part takes longer, whatever happens in it."""
 
@@ -80,7 +82,9 @@ def here(only: Sequence[str], quick: bool) -> tuple[list[Part], str]:
     fleet.pin(os.getpid(), cores.load)
     if (files := fleet.raise_file_limit()) < fleet.FILES_WANTED:
         click.echo(f"bench: only {files} open files are allowed; part `memory` may need more")
-    click.echo(f"{cores}; load average {os.getloadavg()[0]:.1f} at the start\n")
+    load = os.getloadavg()[0]
+    busy = ": other work is running, so the figures mean little" if load > BUSY else ""
+    click.echo(f"{cores}; load average {load:.1f} at the start{busy}\n")
     parts = []
     for name in NAMES:
         if name in only:

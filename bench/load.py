@@ -62,15 +62,32 @@ class Rate(msgspec.Struct, frozen=True):
 
     count: int
     seconds: float
+    cpu: dict[str, float] = {}
+    """CPU seconds of each process in that time."""
 
     @property
     def per_s(self) -> float:
         """Things a second."""
         return self.count / self.seconds
 
+    def spent(self) -> str:
+        """CPU time of each process for one thing."""
+        if not self.count:
+            return "nothing came"
+        return ", ".join(f"{n} {1e6 * s / self.count:.0f} µs" for n, s in self.cpu.items())
+
+
+Meter = Callable[[], dict[str, float]]
+"""Tells the CPU seconds that each process has used."""
+
+
+def between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What was used meanwhile."""
+    return {name: after[name] - before[name] for name in before}
+
 
 async def closed_loop(
-    goals: Sequence[Goal], request: bytes, *, warm_s: float, measure_s: float
+    goals: Sequence[Goal], request: bytes, *, warm_s: float, measure_s: float, meter: Meter = dict
 ) -> Rate:
     """One request after another on a connection for each goal; answers counted after `warm_s`."""
     begin = monotonic() + warm_s
@@ -91,7 +108,11 @@ async def closed_loop(
     async with asyncio.timeout(warm_s + measure_s + 60), asyncio.TaskGroup() as group:
         for goal in goals:
             group.create_task(run(goal))
-    return Rate(counted, measure_s)
+        await asyncio.sleep(warm_s)
+        before = meter()
+        await asyncio.sleep(measure_s)
+        used = between(before, meter())
+    return Rate(counted, measure_s, used)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from typing import Any
 import redis
 
 from bench.fleet import MODEL, Cores, Fleet, engines, fleet
-from bench.load import body, open_requests, until
+from bench.load import between, body, open_requests, until
 from bench.report import Budget, Figure, Part
 from bench.throughput import ENGINES, LONG_TOKENS, SLOTS, through_goals
 from common.keys import ModelKeys
@@ -29,7 +29,7 @@ async def measure(cores: Cores, *, quick: bool) -> Part:
     )
 
 
-def resident(through: Fleet) -> dict[str, int]:
+def resident(through: Fleet) -> dict[str, float]:
     """Bytes held by each process."""
     return {"gateway": through.gateway.rss(), "dispatcher": through.dispatcher.rss()}
 
@@ -52,11 +52,13 @@ async def streams(cores: Cores, counts: tuple[int, ...], quick: bool) -> list[Fi
             async with open_requests(through_goals(through, n), request) as connections:
                 await until(lambda c=connections: all(x.events for x in c), 60, "all begin")  # type: ignore[misc]
                 await asyncio.sleep(0.5 if quick else SETTLE_S)
-                grown = sum(resident(through).values()) - sum(rest.values())
+                grown = between(rest, resident(through))
             figures.append(
                 Figure(name=f"a stream, gateway and dispatcher, of {n}", unit="KB",
-                       value=grown / n / KB, budget=Budget(40))
+                       value=sum(grown.values()) / n / KB, budget=Budget(40))
             )  # fmt: skip
+            for name, held in grown.items():
+                figures.append(Figure(name=f"of it in the {name}", unit="KB", value=held / n / KB))
     return figures
 
 

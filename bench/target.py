@@ -43,6 +43,7 @@ async def against(target: str, direct: str, plan: Plan) -> Part:
         title=f"{plan.requests} requests at once, beside a light user, at {target}",
         figures=rows,
         notes=[
-            f"window {until:.1f} s; answered {through.answered}, without a good answer: {through.failed or 0}"
+            f"window {until:.1f} s; answered {through.answered}",
+            f"without a good answer: {through.failed or 0}",
         ],
     )

@@ -7,7 +7,7 @@ from time import monotonic
 from bench.client import Target
 from bench.engine import Engine
 from bench.fleet import MODEL, Cores, Fleet, engines, fleet, key
-from bench.load import Goal, Rate, body, closed_loop, open_requests, until
+from bench.load import Goal, Meter, Rate, between, body, closed_loop, open_requests, until
 from bench.report import Budget, Figure, Part
 
 ENGINES = 4
@@ -45,10 +45,10 @@ async def measure_short(cores: Cores, *, quick: bool) -> Part:
             direct_goals(made, CONNECTIONS), request, warm_s=warm, measure_s=seconds
         )
         async with fleet(cores, [e.url for e in made], SLOTS) as through:
-            before = through.cpu()
-            goals = through_goals(through, CONNECTIONS)
-            rate = await closed_loop(goals, request, warm_s=warm, measure_s=seconds)
-            spent = used(before, through.cpu(), rate.per_s * (warm + seconds))
+            rate = await closed_loop(
+                through_goals(through, CONNECTIONS), request, warm_s=warm, measure_s=seconds,
+                meter=through.cpu,
+            )  # fmt: skip
     figure = Figure(
         name="short requests",
         unit="/s",
@@ -61,7 +61,7 @@ async def measure_short(cores: Cores, *, quick: bool) -> Part:
         name="short",
         title=f"closed loop of {CONNECTIONS} connections, {SHORT_TOKENS} tokens streamed",
         figures=[figure],
-        notes=[f"CPU a request: {spent}"],
+        notes=[f"CPU a request: {rate.spent()}"],
     )
 
 
@@ -74,9 +74,8 @@ async def measure_streams(cores: Cores, *, quick: bool) -> Part:
         async with engines(ENGINES, STREAM_STEP_S) as made:
             direct = await streamed(made, direct_goals(made, n), warm, seconds)
             async with fleet(cores, [e.url for e in made], SLOTS) as through:
-                before = through.cpu()
-                rate = await streamed(made, through_goals(through, n), warm, seconds)
-                spent = used(before, through.cpu(), rate.per_s * (warm + seconds))
+                goals = through_goals(through, n)
+                rate = await streamed(made, goals, warm, seconds, through.cpu)
         figures.append(
             Figure(
                 name=f"streamed tokens at {n} streams",
@@ -87,13 +86,19 @@ async def measure_streams(cores: Cores, *, quick: bool) -> Part:
                 budget=STREAM_BUDGETS.get(n),
             )
         )
-        notes.append(f"{n} streams: offered {n / STREAM_STEP_S:,.0f}/s; CPU a token: {spent}")
+        notes.append(
+            f"{n} streams: offered {n / STREAM_STEP_S:,.0f}/s; CPU a token: {rate.spent()}"
+        )
     return Part(name="streams", title="all streams under way, long answers",
                 figures=figures, notes=notes)  # fmt: skip
 
 
 async def streamed(
-    made: Sequence[Engine], goals: list[Goal], warm_s: float, measure_s: float
+    made: Sequence[Engine],
+    goals: list[Goal],
+    warm_s: float,
+    measure_s: float,
+    meter: Meter = dict,
 ) -> Rate:
     """Events a second over all streams, once every one of them has begun."""
     for engine in made:
@@ -104,14 +109,7 @@ async def streamed(
         for engine in made:
             engine.step_s = STREAM_STEP_S
         await asyncio.sleep(warm_s)
-        before, began = sum(c.events for c in connections), monotonic()
+        before, began, cpu = sum(c.events for c in connections), monotonic(), meter()
         await asyncio.sleep(measure_s)
-        return Rate(sum(c.events for c in connections) - before, monotonic() - began)
-
-
-def used(before: dict[str, float], after: dict[str, float], count: float) -> str:
-    """CPU time by process for each of `count` things; the start of the load is in it."""
-    if count <= 0:
-        return "nothing came"
-    shares = {name: 1e6 * (after[name] - before[name]) / count for name in before}
-    return ", ".join(f"{name} {share:.0f} µs" for name, share in shares.items())
+        count = sum(c.events for c in connections) - before
+        return Rate(count, monotonic() - began, between(cpu, meter()))

@@ -16,6 +16,7 @@ _OWN = (
     (re.compile(rb'"id":"(chatcmpl|cmpl)-[^"]*"'), b'"id":""'),
     (re.compile(rb'"created":\d+'), b'"created":0'),
 )
+_COMMENT = re.compile(rb"^:[^\n]*\n", re.M)
 _INDEX = re.compile(rb'"choices":\[\{"index":(\d+)')
 
 
@@ -113,10 +114,14 @@ def flaw(body: dict[str, Any], got: Got) -> str:
         return f"{got.status} {got.body[:300]!r}"
     if not body.get("stream"):
         return flaw_of(body, [msgspec.json.decode(got.body)])
-    *events, done, rest = got.body.split(b"\n\n")
+    *events, done, rest = _COMMENT.sub(b"", got.body).split(b"\n\n")
     if (done, rest) != (b"data: [DONE]", b""):
         return f"ends with {got.body[-200:]!r}"
-    return flaw_of(body, [msgspec.json.decode(e.removeprefix(b"data: ")) for e in events])
+    try:
+        chunks = [msgspec.json.decode(e.removeprefix(b"data: ")) for e in events]
+    except msgspec.DecodeError as e:
+        return f"{e}: {got.body!r}"
+    return flaw_of(body, chunks)
 
 
 def flaw_of(body: dict[str, Any], chunks: list[dict[str, Any]]) -> str:

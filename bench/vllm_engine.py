@@ -159,8 +159,8 @@ class Asker:
     def __init__(self, engine: str, gateway: str, redis_url: str) -> None:
         self.engine = engine
         self.gateway = gateway
-        # Shorter than the 5 s after which vLLM closes idle connections.
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+        # A fresh connection each time: a kept one may be closed as it is written to.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(timeout=ANSWER_S, limits=limits, trust_env=False)
         self._redis = redis.asyncio.Redis.from_url(redis_url, socket_timeout=5.0)
         self.samples: list[Sample] = []

@@ -30,6 +30,7 @@ Message = tuple[bytes, bytes]
 """(channel, data)."""
 
 _READ_BYTES = 1 << 16
+_SUSPECT_S = 0.05
 
 
 class Link(Protocol):
@@ -99,15 +100,22 @@ class RedisLink:
         finally:
             await self.close()
 
-    def _watch(self, connection: Any) -> None:
-        """Cut the connection once the oldest command has waited too long for its reply."""
+    def _watch(self, connection: Any, suspect: object = None) -> None:
+        """Cut the connection once the oldest command has waited too long for its reply.
+
+        Found too old, it is looked at once more a little later: where this process was the one
+        that stood still, its reply has come by then.
+        """
         if connection is not self._connection:
             return
         loop = asyncio.get_running_loop()
-        if self._pending and loop.time() - self._pending[0][1] > self._timeout_s:
+        oldest = self._pending[0] if self._pending else None
+        if oldest is None or loop.time() - oldest[1] <= self._timeout_s:
+            loop.call_later(self._timeout_s / 4, self._watch, connection)
+        elif oldest is suspect:
             connection._writer.transport.abort()
         else:
-            loop.call_later(self._timeout_s / 4, self._watch, connection)
+            loop.call_later(_SUSPECT_S, self._watch, connection, oldest)
 
     async def execute(self, args: Sequence[Argument]) -> Reply:
         if self._connection is None:
@@ -132,8 +140,11 @@ class RedisLink:
     def _flush(self) -> None:
         self._flushing = False
         out, self._out = self._out, []
-        if self._connection is not None and out:
-            self._connection._writer.writelines(out)
+        if self._connection is None or not out:
+            return
+        writer = self._connection._writer
+        if not writer.transport.is_closing():  # then `serve` is about to fail who waits
+            writer.writelines(out)
 
     async def follow(self, channels: Sequence[str]) -> AsyncIterator[list[Message]]:
         connection = await self._dial()

@@ -131,12 +131,15 @@ class Queue:
         return Popped(word, [], held_ms=int(reply[1]) if word == "held" else 0)
 
     async def start(
-        self, job: str, owner: str, attempt: int, channel: str, frames: bytes
+        self, job: str, owner: str, attempt: int, channel: str, frames: bytes, *, ring: bool = True
     ) -> Literal["started", "cancelled", "lost", "unknown"]:
-        """Publish a run's first frames, if the run is still the right one. May be repeated."""
+        """Publish a run's first frames, if the run is still the right one. May be repeated.
+
+        `ring`: tell the leader, where that is another dispatcher.
+        """
         reply = await self.broker.call(
             "start", record=self.keys.record(job), job=job, owner=owner, attempt=attempt,
-            channel=channel, frames=frames, bell=self.keys.bell,
+            channel=channel, frames=frames, bell=self.keys.bell if ring else "",
         )  # fmt: skip
         return reply.decode()  # type: ignore[no-any-return]
 
@@ -180,11 +183,13 @@ class Queue:
         learn: int | None = None,
         usage: Usage | None = None,
         seq: int = -1,
+        ring: bool = True,
         now_ms: int = 0,
     ) -> Literal["settled", "lost", "unknown"]:
         """End a run once and publish its end. Nobody owns the job afterwards.
 
-        `cost` None: what was booked stands. `learn`: output tokens for the user's mean.
+        `cost` None: what was booked stands. `learn`: output tokens for the user's mean. `ring`:
+        tell the leader, where that is another dispatcher.
         """
         k = self.keys
         side = k.classes[run.cls]
@@ -196,7 +201,7 @@ class Queue:
             cost="" if cost is None else float(cost), output="" if learn is None else learn,
             alpha=OUTPUT_ALPHA, usage=msgspec.msgpack.encode(usage) if usage else b"", seq=seq,
             keep_ms=RECORD_KEEP_MS, again_ms=ORPHAN_AGAIN_MS, channel=run.channel,
-            frames=frames, bell=k.bell,
+            frames=frames, bell=k.bell if ring else "",
         )  # fmt: skip
         return reply.decode()  # type: ignore[no-any-return]
 

@@ -64,7 +64,7 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     url: str
     """http:// or https:// with host and port, without a path."""
-    engine: Literal["vllm", "sglang"] = "vllm"
+    engine: Literal["vllm"] = "vllm"
     """Which names its metrics page has."""
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     """The engine's slots, where known."""

@@ -73,7 +73,14 @@ class Closing:
         lease, batch = run.lease, run.out.batch(frames)
         for _ in range(2):
             word = await self._persist(
-                lambda: run.queue.start(lease.job, self._owner, lease.attempt, lease.channel, batch)
+                lambda: run.queue.start(
+                    lease.job,
+                    self._owner,
+                    lease.attempt,
+                    lease.channel,
+                    batch,
+                    ring=not run.leads(),
+                )
             )
             if word == "started":
                 run.started = True
@@ -132,7 +139,7 @@ class Closing:
                 lambda: run.queue.settle(
                     run.lease, self._owner, ending.outcome, batch,
                     cost=None if ending.outcome is Outcome.TIMEOUT else cost,
-                    learn=learn, usage=usage, seq=run.out.seq - 1,
+                    learn=learn, usage=usage, seq=run.out.seq - 1, ring=not run.leads(),
                 )
             )  # fmt: skip
             if word != "unknown" or not await self._persist(lambda: self._runs.restore(run)):

@@ -134,9 +134,11 @@ class Election:
             self._free_at = now
             self._issued_at = -math.inf
 
-    def freed(self, now: float) -> None:
-        """The leader says that it gave up the lead: its lease need not run out first."""
+    def freed(self, now: float, giver: str) -> None:
+        """The leader says that it gave up the lead: its lease need not run out first, and it is
+        not the one to be preferred."""
         if not self.leads:
+            self._live = {name: since for name, since in self._live.items() if name != giver}
             self._free_at = now
             self._issued_at = -math.inf
 

@@ -8,7 +8,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 
 import aiohttp
@@ -161,6 +161,12 @@ def open_transport() -> httpx.AsyncBaseTransport:
     return EngineTransport()
 
 
+@lru_cache(maxsize=1024)
+def _url(base: str, path: str) -> httpx.URL:
+    """Parsing it anew would take a tenth of a short request's time."""
+    return httpx.URL(base + path)
+
+
 class EngineClient:
     """Sends requests to backends over one transport."""
 
@@ -182,7 +188,7 @@ class EngineClient:
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
         request = httpx.Request(
-            "POST", url + path, headers=headers,
+            "POST", _url(url, path), headers=headers,
             content=body if len(body) <= PIECE_BYTES else _Pieces(body),
             extensions={"timeout": {"connect": CONNECT_S}},
         )  # fmt: skip

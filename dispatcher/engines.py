@@ -67,27 +67,15 @@ _VLLM = Names(
     preemptions=("vllm:num_preemptions_total",),
 )
 
-_SGLANG = Names(
-    waiting=("sglang:num_queue_reqs",),
-    running=("sglang:num_running_reqs",),
-    kv=("sglang:token_usage",),
-    preemptions=(),
-)
-
 
 def read_vllm(text: bytes, model: str | None) -> EngineFacts:
     """The facts of a vLLM metrics page: see `read`."""
     return read(_VLLM, text, model)
 
 
-def read_sglang(text: bytes, model: str | None) -> EngineFacts:
-    """The facts of an SGLang metrics page: see `read`."""
-    return read(_SGLANG, text, model)
-
-
 Reader = Callable[[bytes, str | None], EngineFacts]
 
-READERS: Mapping[str, Reader] = {"vllm": read_vllm, "sglang": read_sglang}
+READERS: Mapping[str, Reader] = {"vllm": read_vllm}
 """How the page of each kind of engine (`BackendSettings.engine`) is read."""
 
 

@@ -85,9 +85,9 @@ class Leadership:
         except BrokerError as e:
             log.debug("%s: giving up the lead: %s", self._queue.model, e)
 
-    def freed(self) -> None:
+    def freed(self, giver: str) -> None:
         """The bell says that the leader gave up the lead."""
-        self.election.freed(asyncio.get_running_loop().time())
+        self.election.freed(asyncio.get_running_loop().time(), giver)
         self._ask.set()
 
     async def stop(self) -> None:

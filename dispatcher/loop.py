@@ -105,7 +105,7 @@ class ModelLoop:
         """One message of the model's bell: what others did to jobs."""
         now = asyncio.get_running_loop().time()
         if event == "give" and job != self._parts.owner:
-            self._leadership.freed()
+            self._leadership.freed(job)
         if event == "enqueue":
             self._waiting[detail] = self._waiting.get(detail, 0) + 1
         elif job not in self._parts.runs:
@@ -250,7 +250,16 @@ class ModelLoop:
             )
             backend.ended(asyncio.get_running_loop().time(), lease.job)
             return
-        run = Run(lease, meta, self.queue, backend, self._fairness, out, issued)
+        run = Run(
+            lease,
+            meta,
+            self.queue,
+            backend,
+            self._fairness,
+            out,
+            issued,
+            lambda: self.election.leads,
+        )
         await parts.relay.run(run, self.wake)
 
     def _relayed(self, task: asyncio.Task[None]) -> None:

@@ -52,40 +52,42 @@ class Relay:
     async def run(self, run: Run, wake: Callable[[], None]) -> None:
         """One run to its end. `wake` is called when its backend has a place again."""
         self._runs.add(run)
-        run.task = asyncio.ensure_future(self._serve(run, wake))
+        run.task = asyncio.current_task()
         try:
-            await asyncio.wait({run.task})
+            ending = await self._served(run, wake)
             run.backend.ended(_now(), run.lease.job)
             wake()
-            ending = self._ending(run)
             if run.answer is not None and ending.outcome is not Outcome.FINISHED:
                 await run.answer.close()
                 run.answer = None
             await self._closing.finish(run, ending)
+            if run.answer is not None:
+                await self._hang_up(run.answer)
         finally:
-            whole = run.task.done()
-            run.task.cancel()
             run.backend.ended(_now(), run.lease.job)
             self._runs.remove(run)
-            await asyncio.gather(run.task, return_exceptions=True)
             if run.answer is not None:
-                await (self._hang_up(run.answer) if whole else run.answer.close())
+                await run.answer.close()
 
-    def _ending(self, run: Run) -> Ending:
-        task = run.task
-        assert task is not None
-        if task.cancelled():
-            why = run.stopped or Outcome.FAILED
-            if why is Outcome.FAILED and not run.started:
-                return Ending(why, requeue=True)  # this process stops: another runs it
-            return Ending(why, MESSAGES.get(why, ""))
-        error = task.exception()
-        if error is not None:
-            log.error("run %s failed", run.lease.job, exc_info=error)
+    async def _served(self, run: Run, wake: Callable[[], None]) -> Ending:
+        """The engine's part of a run. `Run.stop` cancels this task only while it lasts."""
+        try:
+            ending = await self._serve(run, wake)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if run.stopped is None or task is None or task.uncancel():
+                raise
+        except Exception:
+            log.exception("run %s failed", run.lease.job)
             return Ending(Outcome.FAILED, MESSAGES[Outcome.FAILED])
-        result = task.result()
-        assert isinstance(result, Ending)
-        return result
+        else:
+            if run.stopped is None:
+                return ending
+        finally:
+            run.task = None
+        if run.stopped is Outcome.FAILED and not run.started:
+            return Ending(run.stopped, requeue=True)  # this process stops: another runs it
+        return Ending(run.stopped, MESSAGES.get(run.stopped, ""))
 
     async def _serve(self, run: Run, wake: Callable[[], None]) -> Ending:
         lease, backend = run.lease, run.backend
@@ -253,16 +255,13 @@ class Relay:
         return tuple(run.out.first(error.status or 502, JSON_HEADERS, False, error.body))
 
     async def _hang_up(self, answer: Answer) -> None:
-        """Close an answer; one that ended properly is read to its end, so that the connection may
-        serve again."""
+        """Read an answered engine's body to its end, so that the connection may serve again."""
         try:
             async with asyncio.timeout(HANG_UP_S):
                 while await answer.read():
                     pass
         except (Broken, TimeoutError):
-            pass  # then the connection is closed instead of kept
-        finally:
-            await answer.close()
+            return  # then the connection is closed instead of kept
 
 
 def _now() -> float:

@@ -44,13 +44,16 @@ class Run:
         fairness: cost.Fairness,
         out: Outgoing,
         now: float,
+        leads: Callable[[], bool],
     ) -> None:
+        """`leads`: whether this dispatcher leads the model, so that no other counts the run."""
         self.lease = lease
         self.meta = meta
         self.queue = queue
         self.backend = backend
         self.fairness = fairness
         self.out = out
+        self.leads = leads
         self.leased_at = now
         self.sent_at = now
         self.started = False
@@ -61,14 +64,16 @@ class Run:
         self.charged = lease.charged
         self.read_until = float("inf")
         self.stopped: Outcome | None = None
-        self.task: asyncio.Task[object] | None = None
+        self.task: asyncio.Task[None] | None = None
+        """The relay's, while the engine has its part; None before and after."""
         self.answer: Answer | None = None
 
     def stop(self, why: Outcome) -> None:
         """Hang up on the engine and end the run with this outcome, unless it ends already."""
-        if self.stopped is None and self.task is not None and not self.task.done():
+        if self.stopped is None and self.task is not None:
             self.stopped = why
-            self.task.cancel()
+            if self.task is not asyncio.current_task():
+                self.task.cancel()
 
     def spent(self) -> Usage:
         """What the engine told, or as far as can be counted from outside."""

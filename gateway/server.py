@@ -46,13 +46,13 @@ class Gateway:
         self.settings = settings
         self._broker = broker
         self.replica = replica
-        self._follower = Follower(broker, replica, window=gateway.client_buffer_bytes)
+        self.follower = Follower(broker, replica, window=gateway.client_buffer_bytes)
         self.models = Models(broker, settings.models)
         self._watch = Watch(broker)
         self._beat_at = -_INF
         metrics = GatewayMetrics(registry or CollectorRegistry())
         keys = Keys(settings.keys)
-        self.desk = Desk(broker, self._follower, self.models, gateway, metrics)
+        self.desk = Desk(broker, self.follower, self.models, gateway, metrics)
         self._front = Front(settings, keys, self.models, self.desk, self._watch, metrics)
         pages = Pages(keys, self.models, metrics.registry, self.not_ready)
         self.app = App(self._front, pages, metrics, gateway.cors_origins)
@@ -60,7 +60,7 @@ class Gateway:
     async def run(self) -> None:
         """The replica's own loops, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follower.run())
+            group.create_task(self.follower.run())
             group.create_task(self.models.run())
             group.create_task(self.desk.run())
             group.create_task(self._watch.run())
@@ -69,7 +69,7 @@ class Gateway:
     @property
     def up(self) -> bool:
         """Whether it has reached Redis and looked at what there is, whatever it found."""
-        return self.models.loaded and self._follower.ready.is_set() and self._beat_at > -_INF
+        return self.models.loaded and self.follower.ready.is_set() and self._beat_at > -_INF
 
     def not_ready(self) -> list[str]:
         """Why no request can be served just now; empty: it can."""
@@ -77,7 +77,7 @@ class Gateway:
         reasons = (
             (self._front.draining, "shutting down"),
             (not self._broker.up.is_set() or silent, "Redis does not answer"),
-            (not self._follower.ready.is_set(), "not subscribed"),
+            (not self.follower.ready.is_set(), "not subscribed"),
             (not self.models.ready, "no model has a backend that answers"),
         )
         return [text for holds, text in reasons if holds]
@@ -89,7 +89,7 @@ class Gateway:
         with contextlib.suppress(TimeoutError, BrokerError):
             async with asyncio.timeout(_FLUSH_S):
                 await self.desk.cancels.flush()
-                await self._follower.flush()
+                await self.follower.flush()
 
     async def _heartbeat(self) -> None:
         while True:

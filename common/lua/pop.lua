@@ -60,12 +60,12 @@ while #out - 2 < #backends and looked < batch and bytes < bytes_max do
     local charge = (tonumber(r[2]) + tonumber(r[3]) * output) / tonumber(r[5])
     local charged, score = string.format('%.17g', charge), string.format('%.17g', c + charge)
     local data = redis.call('GET', body_prefix .. job) or ''
+    leave(user, job, tonumber(r[8]))
     if math.floor(c) > tonumber(redis.call('GET', vtime) or 0) then
       redis.call('SET', vtime, int(math.floor(c)))
       redis.call('HDEL', groups, group)
     end
     local attempt = int(math.max(tonumber(r[6] or 0) + 1, tonumber(r[7]), now_ms))
-    leave(user, job, tonumber(r[8]))
     place(user, score, #heads > 1)
     redis.call('HINCRBY', inflight, user, 1)
     redis.call('ZADD', running, int(now_ms + lease_ms), job)

@@ -17,6 +17,8 @@ for i, record in ipairs(records) do
   elseif r[1] ~= 'running' or r[2] ~= owner or r[3] ~= attempt then
     out[i] = 'lost'
   else
+    -- A first write that needs no memory lets the rest go on while Redis is full.
+    redis.call('ZREM', running, job)
     redis.call('ZADD', running, deadline, job)
     if backend ~= '' then
       redis.call('HSET', record, 'backend', backend, 'sent', string.format('%.0f', now_ms))

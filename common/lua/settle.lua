@@ -26,7 +26,7 @@
 -- ARGV again_ms  num    an orphan's frame is repeated after this
 -- ARGV channel   str    reply channel
 -- ARGV frames    bytes  wire.Batch
--- ARGV bell      str
+-- ARGV bell      str    channel; empty: nobody else need know
 -- RETURNS 'settled' | 'lost' | 'unknown'
 
 local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'user', 'charged', 'weight',
@@ -36,12 +36,17 @@ if not state or state == 'cancelled' then return 'unknown' end
 local pair = r[2] == owner and tonumber(r[3]) == attempt
 local expired = heir == 1 and tonumber(redis.call('ZSCORE', running, job) or 'inf') <= now_ms
 if (state == 'done' and pair) or (state == 'orphaned' and expired) then
+  if expired then
+    redis.call('ZREM', running, job)
+    redis.call('ZADD', running, string.format('%.0f', now_ms + again_ms), job)
+  end
   redis.call('PUBLISH', channel, frames)
-  if expired then redis.call('ZADD', running, string.format('%.0f', now_ms + again_ms), job) end
   return 'settled'
 end
 if state ~= 'running' or not pair or (heir == 1 and not expired) then return 'lost' end
 
+-- A first write that needs no memory lets the rest go on while Redis is full.
+redis.call('DEL', body)
 local charged = tonumber(r[5])
 local delta = cost == '' and 0 or tonumber(cost) / tonumber(r[6]) - charged
 local score = redis.call('ZSCORE', backlog, user)
@@ -54,7 +59,6 @@ if output ~= '' then
     string.format('%.17g', mean + alpha * (tonumber(output) - mean)))
 end
 if redis.call('HINCRBY', inflight, user, -1) <= 0 then redis.call('HDEL', inflight, user) end
-redis.call('DEL', body)
 redis.call('HSET', record, 'outcome', outcome, 'usage', usage, 'seq', string.format('%.0f', seq),
   'charged', string.format('%.17g', charged + delta))
 if outcome == 'orphaned' then
@@ -69,5 +73,5 @@ else
   redis.call('PEXPIRE', record, keep_ms)
 end
 redis.call('PUBLISH', channel, frames)
-redis.call('PUBLISH', bell, 'settle ' .. job .. ' ' .. r[7])
+if bell ~= '' then redis.call('PUBLISH', bell, 'settle ' .. job .. ' ' .. r[7]) end
 return 'settled'

@@ -7,7 +7,7 @@
 -- ARGV attempt  num
 -- ARGV channel  str    the replica's reply channel
 -- ARGV frames   bytes  wire.Batch
--- ARGV bell     str    channel
+-- ARGV bell     str    channel; empty: nobody else need know
 -- RETURNS 'started' | 'cancelled' | 'lost' | 'unknown'
 
 local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'cancelled', 'backend',
@@ -15,7 +15,9 @@ local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'cancelled', 
 if not r[1] or r[1] == 'cancelled' then return 'unknown' end
 if r[1] ~= 'running' or r[2] ~= owner or tonumber(r[3]) ~= attempt then return 'lost' end
 if r[4] then return 'cancelled' end
+-- A first write that needs no memory lets the rest go on while Redis is full.
+redis.call('HDEL', record, 'started')
 redis.call('HSET', record, 'started', '1')
 redis.call('PUBLISH', channel, frames)
-if r[6] ~= '1' then redis.call('PUBLISH', bell, 'start ' .. job .. ' ' .. r[5]) end
+if bell ~= '' and r[6] ~= '1' then redis.call('PUBLISH', bell, 'start ' .. job .. ' ' .. r[5]) end
 return 'started'

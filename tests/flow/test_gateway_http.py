@@ -5,9 +5,13 @@ import json
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from common import keys
 from common.settings import GatewaySettings, KeySettings, ModelSettings, Settings
+from gateway.app import Endpoint
+from gateway.client import Client
+from gateway.metrics import GatewayMetrics
 from tests.support.asgi import Exchange, ask
 from tests.support.gateway import MODEL, Dispatcher, Site, site
 from tests.support.wait import wait_until
@@ -301,3 +305,26 @@ async def test_browsers_of_allowed_origins() -> None:
         assert late.headers["access-control-allow-origin"] == "https://ui"
         other = await ask(s.app, "POST", CHAT, body(), headers=[("Origin", "https://evil")])
         assert "access-control-allow-origin" not in other.headers
+
+
+# --- faults of our own
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_internal_error_tells_nothing(
+    begun: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(client: Client) -> None:
+        if begun:
+            await client.start(200, [])
+        raise KeyError("sk-secret prompt")
+
+    endpoint = Endpoint(GatewayMetrics(CollectorRegistry()), ("GET",), broken)
+    e = await ask(endpoint, "GET", "/x")
+    if begun:
+        assert e.status == 200 and not e.complete, "cut off: it must not look like success"
+    else:
+        refused(e, 500, type="server_error")
+        assert "KeyError" not in e.body.decode()
+    assert "KeyError" in caplog.text and "broken" in caplog.text
+    assert "sk-secret" not in caplog.text and "prompt" not in caplog.text

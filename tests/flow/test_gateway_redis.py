@@ -1,6 +1,7 @@
 """What becomes of a job when Redis fails, loses it, or takes its gateway for dead, and when its run
 ends before it does."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from common.errors import BrokerDown, BrokerError, BrokerRefused, BrokerUncertain
 from common.links import Argument, EmbeddedLink, Reply
 from common.outcomes import Outcome
+from common.settings import GatewaySettings, Settings
 from common.wire import End
 from tests.support.asgi import Exchange, ask
 from tests.support.gateway import MODEL, Run, Site, site
@@ -61,6 +63,7 @@ async def flaky(s: Site, *faults: type[BrokerError]) -> FlakyLink:
     return link
 
 
+@pytest.mark.looptime
 @pytest.mark.parametrize("faults", [[BrokerUncertain], [BrokerUncertain, BrokerDown],
                                     [BrokerUncertain, BrokerUncertain]])  # fmt: skip
 async def test_an_uncertain_enqueue_is_repeated(faults: list[type[BrokerError]]) -> None:
@@ -197,6 +200,13 @@ async def test_an_orphan_of_which_nothing_was_seen_runs_again() -> None:
         first = await s.dispatcher.pop()
         await first.start(first.head(200, False), first.data(b'{"half'))
         await orphan(s, first)
+        await s.one_waits()
+        lease = first.lease  # such a frame is repeated, and old ones may be late
+        end = End(lease.job, lease.attempt + 1, -1, Outcome.ORPHANED, "", None)
+        await first.send(first.data(b'":1}'))
+        for _ in range(6):
+            await first.send(end)
+            await s.one_waits()
         second = await s.dispatcher.pop()
         assert second.lease.job == first.lease.job and second.lease.attempt > first.lease.attempt
         await second.answer(b'{"ok":1}')
@@ -212,6 +222,17 @@ async def test_an_orphan_of_which_a_part_was_seen_ends_with_an_error() -> None:
         await orphan(s, run)
         await e.until_over()
         assert e.body.startswith(A) and b"answer_interrupted" in e.body and e.complete
+        await s.at_rest()
+
+
+async def test_a_job_that_is_queued_again_keeps_its_deadline() -> None:
+    settings = Settings(gateway=GatewaySettings(wait_standard_s=1))
+    async with site(settings) as s, Exchange(s.app, "POST", CHAT, body()) as e:
+        run = await s.dispatcher.pop()
+        await run.start(run.head(200, False), run.data(b"{"))
+        await orphan(s, run)
+        await e.until_over(10)
+        assert e.status == 504
         await s.at_rest()
 
 

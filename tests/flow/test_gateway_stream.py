@@ -120,6 +120,8 @@ async def test_a_long_body_in_pieces() -> None:
         await run.send(run.data(part))
         await e.until(part * 2)
         assert e.status == 200 and "content-length" not in e.headers and not e.complete
+        what = "what the client took is told"
+        await wait_until(lambda: s.dispatcher.taken(run.lease.job) == 400_000, what=what)
         await run.send(run.data(b"end"))
         await run.end()
         await e.until_over()

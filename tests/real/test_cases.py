@@ -13,6 +13,10 @@ from tests.support.live import Faults, Lives
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+LATER = {"MET-01/sglang": "the only engine whose metrics are read is vLLM"}
+"""Variants that are not played, each with its reason."""
+
+
 def _cases() -> list[Any]:
     """All variants of all cases, those of the same set-up together."""
     found = []
@@ -20,7 +24,8 @@ def _cases() -> list[Any]:
         case = json.loads(path.read_text(encoding="utf-8"))
         found += list(player.variants(case))
     assert len(found) > 90, "the cases are not all there"
-    return [pytest.param(c, id="/".join(filter(None, (c["id"], c["variant"])))) for c in found]
+    named = {"/".join(filter(None, (c["id"], c["variant"]))): c for c in found}
+    return [pytest.param(c, id=name) for name, c in named.items() if name not in LATER]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -32,8 +37,7 @@ async def lives() -> AsyncIterator[Lives]:
 
 @pytest.mark.parametrize("case", _cases())
 async def test_case(lives: Lives, case: dict[str, Any]) -> None:
-    kind = "sglang" if case["variant"] == "sglang" else "vllm"
-    live = await lives.get(case.get("setup"), kind)
+    live = await lives.get(case.get("setup"))
     lives.engine.reset({"backend_metrics": case.get("backend_metrics")})
     with Faults() as faults:
         async with live.dispatching():

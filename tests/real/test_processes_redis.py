@@ -49,8 +49,7 @@ async def test_redis_is_killed_and_starts_again(fleet: Fleet, kept: bool) -> Non
             forget(fleet)
         await asyncio.to_thread(fleet.server.start)
         assert ("DB loaded" in fleet.server.log()) == kept
-        whole, cut = sort_out(asks, await asyncio.gather(*open_), fleet.engine)
-    print("\nFIG", len(whole), len(cut))
+        _, cut = sort_out(asks, await asyncio.gather(*open_), fleet.engine)
     assert cut == set()
     await fleet.settle()
 
@@ -85,8 +84,8 @@ async def test_redis_freezes_for_a_while(fleet: Fleet) -> None:
         for client in raw:
             await wait_until(lambda c=client: serves(c), timeout=30)  # type: ignore[misc]
         assert loop.time() - back_at < BACK_S
-        whole, cut = sort_out(asks, await asyncio.gather(*open_), fleet.engine)
-    print("\nFIG", len(whole), len(cut))
+        # A stream that was under way is whole, or ends with one error event.
+        sort_out(asks, await asyncio.gather(*open_), fleet.engine)
     await fleet.settle()
 
 

@@ -27,7 +27,7 @@ return out
 
 Raw = list[list[Any]]
 """What DUMP returns."""
-Content = Mapping[str, Any] | frozenset[str] | Any
+Content = Any
 Space = dict[str, tuple[str, bool, Content]]
 """Key -> type, whether it expires, content; numbers as floats, fields that are 0 left out."""
 
@@ -168,7 +168,7 @@ def _plain(value: object) -> object:
 
 def _without_zeros(space: Space) -> Space:
     """A count of 0 and no count say the same."""
-    for key in [k for k in space if k.endswith(":waiting")]:
+    for key in [k for k in space if k.endswith("}:waiting")]:
         kind, expires, counts = space[key]
         space[key] = kind, expires, {f: n for f, n in counts.items() if n}
         if not space[key][2]:

@@ -6,7 +6,7 @@ digits on its way is seen.
 """
 
 import copy
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from common.outcomes import Outcome
 from common.queue import Queue
 from common.wire import Usage
 from sim.model import Model
-from tests.stateful.keyspace import Raw, check, expected, read
+from tests.stateful.keyspace import Raw, Space, check, expected, read
 from tests.stateful.stores import REPLICAS, Store
 
 BEGIN_MS = 1_790_000_000_000
@@ -29,10 +29,12 @@ OWNERS = ["d1", "d2"]
 TYPICAL = Terms(1000.0, 2.0, 100)
 WIDE = Limits(9, 999, 99, 999)
 ENDED = ("done", "orphaned")
+NO_RUN = Due("lease", IDS[0], "", "", CLASSES[0], "", 1, False, "fl:reply:g1", REPLICAS[0])
+"""What a dispatcher may think it runs before anything ran."""
 
 
 class Steps:
-    """`stores` are the servers; the first's state is also checked by itself."""
+    """`stores` are the servers; the last's state is also checked by itself."""
 
     stores: Sequence[Store] = ()
 
@@ -48,9 +50,10 @@ class Steps:
         self.terms = dict.fromkeys(OWNERS, 0)
         self.saved: tuple[Model, list[Raw]] | None = None
         self.raws: list[Raw] = []
+        self.space: Space = {}
         self.vtime = dict.fromkeys(CLASSES, 0)
 
-    def do(self, want: object, call: Callable[[Queue], Awaitable[object]]) -> Any:
+    def do(self, want: object, call: Callable[[Queue], Coroutine[Any, Any, object]]) -> Any:
         """Run `call` on each server: its reply is `want`, its messages and state the model's."""
         keys = self.stores[0].queue.keys
         published = [
@@ -61,10 +64,11 @@ class Steps:
         space = expected(self.model, keys)
         self.raws = []
         for store in self.stores:
-            got, raw, messages = store.run(call(store.queue))  # type: ignore[arg-type]
+            got, raw, messages = store.run(call(store.queue))
             assert got == want
             assert [(c.decode(), d) for c, d in messages] == published
-            assert read(raw) == space
+            self.space = read(raw)
+            assert self.space == space
             self.raws.append(raw)
         return want
 
@@ -95,6 +99,8 @@ class Steps:
             and job.held_by(owner, run.attempt)
         ]  # fmt: skip
         current.sort(key=lambda pair: self.model.jobs[pair[0].job].cancelled is not None)
+        if not self.runs:
+            return NO_RUN, OWNERS[0], False
         pool = current if current and who != "whoever" else self.runs
         run, owner = pool[-1 - n % len(pool)]
         if who == "another":
@@ -107,9 +113,8 @@ class Steps:
         self.runs = [*self.runs[-7:], (run, owner)]
 
     def holds(self) -> None:
-        """What is always so, by the first server's own state."""
-        if self.raws:
-            check(read(self.raws[0]), self.stores[0].queue.keys)
+        """What is always so, by the last server's own state."""
+        check(self.space, self.stores[0].queue.keys)
         for cls in CLASSES:
             assert self.model.vtime[cls] >= self.vtime[cls], "V fell"
             self.vtime[cls] = self.model.vtime[cls]
@@ -161,12 +166,12 @@ class Steps:
                     job, user, cls, REPLICAS[0], b"abc", terms, weight, "none", True, 9_000, again
                 )
 
-    def cancel(self, n: int, due: bool, frames: bytes, reason: Outcome) -> None:
-        jobs = self.model.jobs.values()
-        live = [j.id for j in jobs if j.state != "cancelled"] or list(self.homes)
-        if not live:
+    def cancel(self, n: int, state: str, due: bool, frames: bytes, reason: Outcome) -> None:
+        """The n-th job in this state, else any there has been."""
+        those = [j.id for j in self.model.jobs.values() if j.state == state] or list(self.homes)
+        if not those:
             return
-        job = live[n % len(live)]
+        job = those[n % len(those)]
         user, cls, replica = self.homes[job]
         if due or not self.is_ghost(job):
             self.timed("cancel", job, cls, encode(user), replica, reason, due=due, frames=frames)
@@ -326,6 +331,7 @@ class Steps:
             del self.model.jobs[job.id]
         key = self.stores[0].queue.keys.record(job.id)
         self.raws = [store.run(store.delete(key))[1] for store in self.stores]
+        self.space = read(self.raws[-1])
         if popped and job.cls:
             self.pop(["b1", "b1"], OWNERS[0], "rightly", job.cls)
 
@@ -343,6 +349,7 @@ class Steps:
         self.saved = None
         pairs = zip(self.stores, raws, strict=True)
         self.raws = [store.run(store.roll_back(raw))[1] for store, raw in pairs]
+        self.space = read(self.raws[-1])
         self.vtime = dict.fromkeys(CLASSES, 0)
         self.now += 100
         for n in range(min(told, len(self.runs))):

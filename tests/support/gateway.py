@@ -203,7 +203,8 @@ class Site:
 
         async def clean() -> bool:
             left = await self.broker.command("KEYS", "*:owned:*")
-            return not left and not len(self.gateway.desk) and await self.queued() == 0
+            here = len(self.gateway.desk) + len(self.gateway.follower)
+            return not left and not here and await self.queued() == 0
 
         await wait_until(clean, what="no open job")
         metrics = (await ask(self.app, "GET", "/metrics")).body.decode()

@@ -39,7 +39,7 @@ _REST_S = 5.0
 T = TypeVar("T")
 
 
-def settings_for(engine_url: str, setup: dict[str, Any], kind: str = "vllm") -> Settings:
+def settings_for(engine_url: str, setup: dict[str, Any]) -> Settings:
     """The settings that a case's `setup` asks for, in the neutral names of the cases."""
     config = dict(setup.get("config", {}))
     gateway: dict[str, Any] = {"port": 0, "cors_origins": [ORIGIN], "drain_s": _DRAIN_S}
@@ -55,7 +55,7 @@ def settings_for(engine_url: str, setup: dict[str, Any], kind: str = "vllm") -> 
         gateway["body_max_bytes"] = size
     assert not config, f"a case asks for settings that nobody here knows: {config}"
     assert set(setup.get("models", ())) <= set(MODELS)
-    backend = msgspec.convert({"url": engine_url, "engine": kind}, BackendSettings)
+    backend = msgspec.convert({"url": engine_url, "engine": "vllm"}, BackendSettings)
     return Settings(
         gateway=GatewaySettings(**gateway),
         dispatcher=DispatcherSettings(**dispatcher),
@@ -192,9 +192,9 @@ class Lives:
             raise
         return self
 
-    async def get(self, setup: dict[str, Any] | None = None, kind: str = "vllm") -> Live:
-        """The gateway with the settings of a case's `setup`, for this kind of engine."""
-        return await self.open(settings_for(self.engine.url, setup or {}, kind))
+    async def get(self, setup: dict[str, Any] | None = None) -> Live:
+        """The gateway with the settings of a case's `setup`."""
+        return await self.open(settings_for(self.engine.url, setup or {}))
 
     async def open(self, settings: Settings) -> Live:
         """The gateway with these settings."""

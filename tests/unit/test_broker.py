@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import random
 from collections.abc import AsyncIterator, Iterator
 
@@ -50,7 +51,7 @@ async def own(server: RedisServer) -> AsyncIterator[Broker]:
 
 async def usable(broker: Broker) -> bool:
     try:
-        return await broker.command("ECHO", "x") == b"x"
+        return bool(await broker.command("ECHO", "x") == b"x")
     except BrokerError:
         return False
 
@@ -294,7 +295,7 @@ async def test_a_subscription_is_made_again(broker: Broker) -> None:
             assert len(stood) == round_
             assert await broker.publish("a", b"%d" % round_) == 1
             assert await broker.publish("b", b"x") == 1
-            await wait_until(lambda n=round_: len(got) == 2 * n)
+            await wait_until(functools.partial(has, got, 2 * round_))
             subscriber.drop()
             await wait_until(lambda: not subscriber.ready.is_set())
         assert got == [b"1", b"x", b"2", b"x", b"3", b"x"]
@@ -302,6 +303,10 @@ async def test_a_subscription_is_made_again(broker: Broker) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     await wait_until(lambda: nobody_listens(broker))
+
+
+def has(got: list[bytes], n: int) -> bool:
+    return len(got) == n
 
 
 async def nobody_listens(broker: Broker) -> bool:

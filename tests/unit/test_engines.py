@@ -48,18 +48,6 @@ def test_series_of_several_engines_are_summed_and_the_fullest_counts() -> None:
     assert read_vllm(text, "m1") == EngineFacts(300, 65, 0.99, 7)
 
 
-def test_an_sglang_page() -> None:
-    text = page(
-        "# TYPE sglang:num_running_reqs gauge",
-        'sglang:num_running_reqs{engine_type="unified",model_name="m1"} 60.0',
-        'sglang:num_queue_reqs{engine_type="unified",model_name="m1"} 300.0',
-        'sglang:token_usage{engine_type="unified",model_name="m1"} 0.99',
-        f'{W}{{model_name="m1"}} 1.0',
-    )
-    assert READERS["sglang"](text, "m1") == EngineFacts(300, 60, 0.99, None)
-    assert READERS["vllm"](text, "m1") == EngineFacts(waiting=1)
-
-
 def test_of_old_and_new_name_the_new_one_wins() -> None:
     assert read_vllm(page(f"{KV_OLD} 0.995"), "m").kv == 0.995
     assert read_vllm(page(f"{KV} 0.995"), "m").kv == 0.995

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import keys
+from common.broker import Broker
 from common.keys import CLASSES, ModelKeys, encode
+from tests.conftest import leaked_keys
 
 NASTY = ["a", "a:b", "a}", "{a", "{}", "a\r\nb", "*", "模型", "x" * 10_000, "..", "\0", "", "_",
          "_61", "_h" + "0" * 64, "A", "a ", "é", "e\u0301", "\ud800", "x" * 64, "x" * 65,
@@ -112,3 +114,16 @@ def test_permanent_keys_hold_no_job() -> None:
 def test_channels_are_not_keys_of_a_model() -> None:
     assert keys.reply("g1") == "fl:reply:g1"
     assert keys.control("d1") == "fl:control:d1"
+
+
+async def test_keys_that_would_stay_for_ever_are_found(broker: Broker) -> None:
+    """The check that every test with a broker ends with."""
+    k = ModelKeys("model/with:signs")
+    for key in (*k.permanent(), keys.GATEWAYS):
+        await broker.command("SET", key, 1)
+    await broker.command("SET", k.record("expires"), 1, "PX", 9_000)
+    assert await leaked_keys(broker) == []
+    await broker.command("SET", k.record("stays"), 1)
+    await broker.command("SET", k.waiting, 1)
+    assert await leaked_keys(broker) == sorted([k.record("stays"), k.waiting])
+    await broker.command("DEL", k.record("stays"), k.waiting)
