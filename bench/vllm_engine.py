@@ -141,6 +141,13 @@ class Sample(msgspec.Struct, frozen=True):
     """Jobs waiting in Fairlane."""
 
 
+class Look(msgspec.Struct, frozen=True):
+    """Jobs in the queue, and those sent to the engine, at one moment."""
+
+    waiting: frozenset[str]
+    running: frozenset[str]
+
+
 class Got(msgspec.Struct):
     """What a raw client got."""
 
@@ -201,13 +208,22 @@ class Asker:
         return [f"{k} {await self._redis.pttl(k)}" for k in sorted(found) if k not in permanent]
 
     @contextlib.asynccontextmanager
-    async def bell(self, events: list[tuple[str, str]]) -> AsyncIterator[None]:
-        """Note (event, job) of the model's bell meanwhile, in the order Redis had them."""
-        async with self._redis.pubsub() as heard, asyncio.TaskGroup() as group:
-            await heard.subscribe(ModelKeys(MODEL).bell)
-            listening = group.create_task(_listen(heard, events))
+    async def looks(self, seen: list[Look]) -> AsyncIterator[None]:
+        """Look at the queue every UNTIL_S meanwhile."""
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(self._look(seen))
             yield
-            listening.cancel()
+            looking.cancel()
+
+    async def _look(self, seen: list[Look]) -> None:
+        k = ModelKeys(MODEL)
+        while True:
+            async with self._redis.pipeline(transaction=True) as both:
+                both.zrange(k.deadlines, 0, -1)
+                both.zrange(k.running, 0, -1)
+                waiting, running = await both.execute()
+            seen.append(Look(*(frozenset(j.decode() for j in x) for x in (waiting, running))))
+            await asyncio.sleep(UNTIL_S)
 
     async def prompt_tokens(self, body: dict[str, Any]) -> int:
         """How many tokens the engine makes of a request's prompt."""
@@ -228,13 +244,6 @@ class Asker:
         """Close all connections."""
         await self._http.aclose()
         await self._redis.aclose()
-
-
-async def _listen(heard: Any, events: list[tuple[str, str]]) -> None:
-    async for message in heard.listen():
-        if message["type"] == "message":
-            event, job, _ = message["data"].decode().split(" ", 2)
-            events.append((event, job))
 
 
 class Report:

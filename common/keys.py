@@ -20,6 +20,7 @@ MODELS = "fl:models"
 
 _SAFE = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]*\Z")
 _NAME_BYTES_MAX = 64
+_HEX_BYTES_MAX = 32
 
 
 @lru_cache(maxsize=4096)
@@ -27,14 +28,15 @@ def encode(name: str) -> str:
     """A name as part of a key: unchanged where harmless, else hex after `_`, else a digest.
 
     The three forms cannot meet: only the encoded ones begin with `_`, and only the digest goes on
-    with `h`, which is no hex digit. At most 66 characters of `[A-Za-z0-9._-]`.
+    with `h`, which is no hex digit. At most 66 characters of `[A-Za-z0-9._-]`, so that a key of
+    two names stays below 200 bytes.
     """
     raw = name.encode("utf-8", "surrogatepass")
-    if len(raw) > _NAME_BYTES_MAX:
-        return "_h" + hashlib.sha256(raw).hexdigest()
-    if _SAFE.match(name):
+    if len(raw) <= _NAME_BYTES_MAX and _SAFE.match(name):
         return name
-    return "_" + raw.hex()
+    if len(raw) <= _HEX_BYTES_MAX:
+        return "_" + raw.hex()
+    return "_h" + hashlib.sha256(raw).hexdigest()
 
 
 def reply(replica: str) -> str:

@@ -7,7 +7,7 @@ import re
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 import uvicorn
@@ -17,14 +17,8 @@ from common.errors import ConfigError
 BACKLOG = 2_048
 KEEP_ALIVE_S = 75
 
-AsgiApp = Callable[
-    [
-        MutableMapping[str, Any],
-        Callable[[], Awaitable[MutableMapping[str, Any]]],
-        Callable[[MutableMapping[str, Any]], Awaitable[None]],
-    ],
-    Awaitable[None],
-]
+AsgiApp = Callable[..., Awaitable[None]]
+"""scope, receive, send."""
 
 
 def new_id(role: str) -> str:
@@ -48,12 +42,20 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve_asgi(
-    app: AsgiApp, listener: socket.socket, *, keep_alive_s: int = KEEP_ALIVE_S
+    app: AsgiApp,
+    listener: socket.socket,
+    *,
+    keep_alive_s: int = KEEP_ALIVE_S,
+    server_header: bool = False,
 ) -> None:
-    """Serve an application on a bound socket until cancelled. Leaves signals alone."""
+    """Serve an application on a bound socket until cancelled. Leaves signals alone.
+
+    Forwarded-for headers are not believed: who stands in front is not known here.
+    """
     config = uvicorn.Config(
         app, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None,
-        server_header=False, timeout_keep_alive=keep_alive_s, backlog=BACKLOG,
+        server_header=server_header, proxy_headers=False, backlog=BACKLOG,
+        timeout_keep_alive=keep_alive_s,
     )  # fmt: skip
     server = _Server(config)
     try:

@@ -44,6 +44,10 @@ class Leadership:
         self._ask = asyncio.Event()
         self._left = asyncio.Event()
 
+    def leads(self) -> bool:
+        """Whether this dispatcher led when Redis was last heard."""
+        return self.election.leads
+
     async def run(self) -> None:
         """Until cancelled; the lead then ends with its lease, or by `stop` before."""
         now = asyncio.get_running_loop().time

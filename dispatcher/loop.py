@@ -250,16 +250,8 @@ class ModelLoop:
             )
             backend.ended(asyncio.get_running_loop().time(), lease.job)
             return
-        run = Run(
-            lease,
-            meta,
-            self.queue,
-            backend,
-            self._fairness,
-            out,
-            issued,
-            lambda: self.election.leads,
-        )
+        leads = self._leadership.leads
+        run = Run(lease, meta, self.queue, backend, self._fairness, out, issued, leads)
         await parts.relay.run(run, self.wake)
 
     def _relayed(self, task: asyncio.Task[None]) -> None:

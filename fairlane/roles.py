@@ -156,15 +156,9 @@ async def run_sim(engine: EngineSettings, host: str, port: int) -> None:
     def ready(bound: int) -> None:
         log.info("simulated engine of %s on http://%s:%d", ", ".join(engine.models), host, bound)
 
-    async def served() -> None:
-        try:
-            await serve_engine(engine, host, port, on_ready=ready)
-        except OSError as e:
-            raise ConfigError(f"cannot listen on {host} port {port}: {e.strerror}") from None
-
     stop = stop_event()
     async with asyncio.TaskGroup() as group:
-        own = group.create_task(served())
+        own = group.create_task(serve_engine(engine, host, port, on_ready=ready))
         await stop.wait()
         own.cancel()
 

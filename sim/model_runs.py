@@ -5,15 +5,19 @@ from collections.abc import Sequence
 from common.cost import OUTPUT_ALPHA
 from common.jobs import Due, Lease
 from common.outcomes import Outcome
-from common.queue import ORPHAN_AGAIN_MS
 from common.wire import Usage
 from sim.model_state import Job, State
+
+ORPHAN_AGAIN_MS = 1_000
 
 
 class Runs(State):
     """From the first frame to the acknowledged end."""
 
-    def start(self, job_id: str, owner: str, attempt: int, channel: str, frames: bytes) -> str:
+    def start(
+        self, job_id: str, owner: str, attempt: int, channel: str, frames: bytes, *,
+        ring: bool = True,
+    ) -> str:  # fmt: skip
         """Nothing of an answer is sent but by the newest run of a job nobody cancelled."""
         job = self.held(job_id)
         if not job:
@@ -23,7 +27,7 @@ class Runs(State):
         if job.cancelled:
             return "cancelled"
         self.published.append((channel, frames))
-        if not job.started:
+        if ring and not job.started:
             self._ring("start", job_id, job.backend)
         job.started = True
         return "started"
@@ -69,7 +73,7 @@ class Runs(State):
     def settle(
         self, run: Lease | Due, owner: str, outcome: Outcome, frames: bytes, *,
         heir: bool = False, cost: float | None = None, learn: int | None = None,
-        usage: Usage | None = None, seq: int = -1, now_ms: int,
+        usage: Usage | None = None, seq: int = -1, ring: bool = True, now_ms: int,
     ) -> str:  # fmt: skip
         """A run ends once; its pair may say so again, and so may the heir of an orphan when due."""
         job = self.held(run.job)
@@ -93,7 +97,8 @@ class Runs(State):
             job.state, job.meta = "done", None
             self.owned.get(job.replica, set()).discard(job.id)
         self.published.append((run.channel, frames))
-        self._ring("settle", job.id, backend)
+        if ring:
+            self._ring("settle", job.id, backend)
         return "settled"
 
     def _correct(self, job: Job, cost: float | None, learn: int | None) -> None:

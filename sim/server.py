@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from typing import Any
 
-import uvicorn
-
+from common.service import bind, serve_asgi
 from sim.exchange import Headers
 from sim.host import Host, Received
 from sim.settings import EngineSettings
@@ -74,46 +71,17 @@ async def serve(
 ) -> None:
     """Serve a simulated engine until cancelled; `on_ready` gets the port (0 chooses a free one).
 
-    Needs a running event loop, best uvloop's; installs no signal handlers, sets up no logging.
-    Raises OSError when the address cannot be bound.
+    Needs a running event loop, best uvloop's; leaves signals and logging alone. Raises ConfigError
+    when the address cannot be bound.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listener = bind(host, port)
     application = app(settings)
-    config = uvicorn.Config(
-        application,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-    )
-    server = _Server(config)
-    server.on_started = lambda: on_ready and on_ready(listener.getsockname()[1])
+    if on_ready is not None:
+        on_ready(listener.getsockname()[1])
     try:
-        await server.serve(sockets=[listener])
+        await serve_asgi(application, listener, keep_alive_s=KEEP_ALIVE_S, server_header=True)
     finally:
         application.host.close()
-        server.should_exit = server.force_exit = True
-        if server.started:
-            await server.shutdown(sockets=[listener])
-        listener.close()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without signal handlers, with word of its start."""
-
-    on_started: Callable[[], object]
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.on_started()
 
 
 async def _read_body(receive: Receive) -> bytes | None:

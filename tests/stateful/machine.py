@@ -38,6 +38,7 @@ hows = st.sampled_from(["rightly", "rightly", "rightly", "an old term", "too lat
 callers = st.sampled_from([*["right"] * 5, "another", "before", "whoever"])
 dead = st.sampled_from([[], ["g1"], ["g2"]])
 backends = st.lists(st.sampled_from(["b1", "b2"]), max_size=3)
+states = st.sampled_from(["running", "running", "waiting", "done", "orphaned"])
 many = st.lists(st.tuples(ids, st.sampled_from(USERS)), min_size=2, max_size=5)
 
 coming = st.one_of(
@@ -58,13 +59,13 @@ going = st.one_of(
     step("pop_that_is_lost", owner=owners),
 )  # fmt: skip
 running = st.one_of(
-    run_step("start"),
+    run_step("start", ring=st.booleans()),
     run_step("renew", backend=st.sampled_from(["", "b1", "b2"])),
     run_step("charge", cost=costs),
     run_step(
         "settle", heir=st.sampled_from([True, True, False]), twice=mostly, cost=st.none() | costs,
-        outcome=st.sampled_from([Outcome.FINISHED, Outcome.ORPHANED, Outcome.CANCELLED]),
-        learn=st.sampled_from([None, 0, 10, 300]),
+        outcome=st.sampled_from([Outcome.ORPHANED, Outcome.FINISHED]),
+        learn=st.sampled_from([None, 0, 10, 300]), ring=st.booleans(),
     ),
     run_step("requeue", heir=mostly, count_try=st.just(True), tries_max=st.just(3)),
     run_step("requeue", heir=mostly, count_try=st.booleans(), tries_max=st.integers(1, 3)),
@@ -72,11 +73,13 @@ running = st.one_of(
 )  # fmt: skip
 watching = st.one_of(
     step("ack", n=nth),
-    step("cancel", n=nth, state=st.sampled_from(["waiting", "running", "done", "orphaned"]),
+    step("cancel", n=nth, state=states,
          due=rarely, frames=st.sampled_from([b"end", b""]),
+         then=st.sampled_from(["requeue", "start", ""]),
          reason=st.sampled_from([Outcome.CANCELLED, Outcome.DEADLINE])),
+    step("snapshot"),
     step("cancel", n=nth, state=st.just("waiting"), due=st.booleans(), frames=st.just(b""),
-         reason=st.just(Outcome.CANCELLED)),
+         then=st.just(""), reason=st.just(Outcome.CANCELLED)),
     step("reap", owner=owners, how=hows, cls=classes, dead=dead),
 )  # fmt: skip
 leading = st.one_of(
@@ -89,7 +92,7 @@ leading = st.one_of(
 )  # fmt: skip
 losing = st.one_of(
     step("time_passes", ms=passing, renewed=st.booleans()),
-    step("snapshot", asked=st.lists(ids, max_size=3)),
+    step("snapshot"),
     step("lose_record", n=nth, waiting=mostly, popped=st.booleans()),
     step("keep_history"),
     step("lose_history", everything=rarely, told=st.integers(0, 4), started=st.booleans(),

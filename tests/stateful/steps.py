@@ -166,15 +166,23 @@ class Steps:
                     job, user, cls, REPLICAS[0], b"abc", terms, weight, "none", True, 9_000, again
                 )
 
-    def cancel(self, n: int, state: str, due: bool, frames: bytes, reason: Outcome) -> None:
-        """The n-th job in this state, else any there has been."""
+    def cancel(
+        self, n: int, state: str, due: bool, frames: bytes, reason: Outcome, then: str
+    ) -> None:
+        """The n-th job in this state, else any there has been; then its dispatcher may go on."""
         those = [j.id for j in self.model.jobs.values() if j.state == state] or list(self.homes)
         if not those:
             return
         job = those[n % len(those)]
         user, cls, replica = self.homes[job]
         if due or not self.is_ghost(job):
-            self.timed("cancel", job, cls, encode(user), replica, reason, due=due, frames=frames)
+            word, _ = self.timed(
+                "cancel", job, cls, encode(user), replica, reason, due=due, frames=frames
+            )
+            if word == "flagged" and then == "start":
+                self.start(0, "right")
+            elif word == "flagged" and then == "requeue":
+                self.requeue(0, "right", True, False, 3)
 
     def cancel_before_it_comes(self, job: str) -> None:
         if job not in self.homes:
@@ -272,9 +280,9 @@ class Steps:
         jobs = [(run.job, run.attempt, backend), (other.job, other.attempt, "")]
         self.timed("renew", jobs, owner)
 
-    def start(self, n: int, who: str) -> None:
+    def start(self, n: int, who: str, ring: bool = True) -> None:
         run, owner, _ = self.run_of(n, who)
-        self.untimed("start", run.job, owner, run.attempt, "fl:reply:g1", b"first")
+        self.untimed("start", run.job, owner, run.attempt, "fl:reply:g1", b"first", ring=ring)
 
     def charge(self, n: int, who: str, cost: float) -> None:
         run, owner, _ = self.run_of(n, who)
@@ -283,14 +291,14 @@ class Steps:
 
     def settle(
         self, n: int, who: str, heir: bool, cost: float | None, twice: bool, outcome: Outcome,
-        learn: int | None,
+        learn: int | None, ring: bool,
     ) -> None:  # fmt: skip
         run, owner, is_heir = self.run_of(n, who)
         usage = Usage(5, 0, learn) if learn else None
         for _ in range(1 + twice):
             if run.cls:
                 self.timed("settle", run, owner, outcome, b"end", heir=heir == is_heir,
-                           cost=cost, learn=learn, usage=usage, seq=3)  # fmt: skip
+                           cost=cost, learn=learn, usage=usage, seq=3, ring=ring)  # fmt: skip
 
     def requeue(self, n: int, who: str, heir: bool, count_try: bool, tries_max: int) -> None:
         run, owner, is_heir = self.run_of(n, who)
@@ -312,8 +320,9 @@ class Steps:
             job, other = jobs[-1], jobs[n % len(jobs)]
             self.untimed("ack", list(dict.fromkeys([job, other])), self.homes[job][2])
 
-    def snapshot(self, asked: list[str]) -> None:
-        homes = [(self.homes[j][1], encode(self.homes[j][0]), j) for j in asked if j in self.homes]
+    def snapshot(self) -> None:
+        """With the place of every job there has been."""
+        homes = [(cls, encode(user), job) for job, (user, cls, _) in self.homes.items()]
         self.do(self.model.snapshot(homes), lambda q: q.snapshot(homes))
 
     # --- Redis loses

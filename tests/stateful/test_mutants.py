@@ -12,8 +12,20 @@ from tests.stateful.machine import QueueMachine
 from tests.stateful.mutants import MUTANTS, Mutant
 from tests.stateful.stores import Store
 
-SEED = 20
-EXAMPLES = 400
+SEEDS = range(40)
+EXAMPLES = 12
+"""Of each seed: Hypothesis stays near what it has tried, so many short runs find more."""
+
+
+SETTINGS = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=40,
+    phases=[Phase.generate],
+    deadline=None,
+    database=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 def source(verb: str) -> str:
@@ -31,18 +43,8 @@ def test_the_machine_catches(mutant: Mutant) -> None:
             stores = (mutated,)
 
         with pytest.raises((AssertionError, BrokerRefused)):
-            run_state_machine_as_test(
-                seed(SEED)(Machine),
-                settings=settings(
-                    max_examples=EXAMPLES,
-                    stateful_step_count=40,
-                    phases=[Phase.generate],
-                    deadline=None,
-                    database=None,
-                    report_multiple_bugs=False,
-                    suppress_health_check=list(HealthCheck),
-                ),
-            )
+            for number in SEEDS:
+                run_state_machine_as_test(seed(number)(Machine), settings=SETTINGS)
 
 
 def test_each_verb_that_changes_state_has_a_mutant() -> None:

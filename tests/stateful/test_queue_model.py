@@ -7,6 +7,9 @@ from tests.stateful.machine import QueueMachine
 from tests.stateful.stores import Store
 from tests.support.redis_server import RedisServer
 
+RUNS, EXAMPLES, STEPS = 7, 12, 40
+"""Hypothesis stays near what it has tried, so several short runs see more than a long one."""
+
 
 def test_the_verbs_follow_the_model(redis_server: RedisServer) -> None:
     with Store(None) as fake, Store(redis_server.url) as real:
@@ -14,13 +17,14 @@ def test_the_verbs_follow_the_model(redis_server: RedisServer) -> None:
         class Machine(QueueMachine):
             stores = (fake, real)
 
-        run_state_machine_as_test(
-            Machine,
-            settings=settings(
-                max_examples=80,
-                stateful_step_count=40,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        for _ in range(RUNS):
+            run_state_machine_as_test(
+                Machine,
+                settings=settings(
+                    max_examples=EXAMPLES,
+                    stateful_step_count=STEPS,
+                    deadline=None,
+                    database=None,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )

@@ -133,6 +133,11 @@ class Fleet:
             owner = client.hget(ModelKeys(model).leader, "owner")
         return self.dispatcher((owner or b"").decode())
 
+    def term(self, model: str) -> int:
+        """The number of the model's present term."""
+        with self.redis() as client:
+            return int(client.hget(ModelKeys(model).leader, "term") or 0)
+
     def dispatcher(self, owner: str) -> Role | None:
         """The dispatcher whose present or last start had this id."""
         return next((r for r in self.dispatchers if owner and r.id == owner), None)

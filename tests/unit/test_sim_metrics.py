@@ -16,6 +16,7 @@ from sim.metrics import GaugeHistory, render
 from sim.settings import EngineSettings
 from sim.stats import Histogram
 from sim.transport import EngineTransport
+from tests.support.wait import pass_time
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "vllm-0.32"
 READ_BY_GATEWAYS = {
@@ -169,7 +170,7 @@ async def test_delayed_gauges_over_http() -> None:
         for _ in range(5):
             page = (await client.get("/metrics")).content
             seen.append(total(page, "vllm:num_requests_waiting"))
-            await asyncio.sleep(1.0)
+            await pass_time(1.0)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)

@@ -14,7 +14,7 @@ import pytest
 from sim.openai import expected_answers
 from sim.server import EngineApp, Message, app, serve
 from sim.settings import EngineSettings
-from tests.support.wait import wait_until
+from tests.support.wait import pass_time, wait_until
 
 CHAT = "/v1/chat/completions"
 FAST = EngineSettings(step_ms=1.0, per_seq_us=1.0, seed=4)
@@ -160,10 +160,10 @@ STREAM = {**ASK, "stream": True, "ignore_eos": True, "max_tokens": 10}
 async def test_a_full_socket_delays_its_own_stream_only_and_keeps_the_order() -> None:
     application = app(EngineSettings())
     slow, quick = _Client(application, STREAM), _Client(application, STREAM)
-    await asyncio.sleep(0.035)
+    await pass_time(0.035)
     seen = len(slow.messages)
     slow.room.clear()
-    await asyncio.sleep(1.0)
+    await pass_time(1.0)
     assert quick.task.done() and not slow.task.done()
     assert len(slow.messages) == seen
     slow.room.set()
@@ -177,9 +177,9 @@ async def test_a_full_socket_delays_its_own_stream_only_and_keeps_the_order() ->
 async def test_a_client_that_leaves_with_a_full_socket_is_forgotten() -> None:
     application = app(EngineSettings())
     client = _Client(application, {**STREAM, "max_tokens": 1_000})
-    await asyncio.sleep(0.1)
+    await pass_time(0.1)
     client.room.clear()
-    await asyncio.sleep(0.1)
+    await pass_time(0.1)
     client.gone.set()
     await client.task
     assert (application.host.engine.running(), len(asyncio.all_tasks())) == (0, 1)
@@ -189,7 +189,7 @@ async def test_a_client_that_leaves_with_a_full_socket_is_forgotten() -> None:
 async def test_a_killed_engine_breaks_open_and_new_connections() -> None:
     application = app(EngineSettings())
     open_one = _Client(application, {**STREAM, "max_tokens": 1_000})
-    await asyncio.sleep(0.1)
+    await pass_time(0.1)
     application.host.kill()
     new_one = _Client(application, STREAM)
     await asyncio.wait_for(asyncio.gather(open_one.task, new_one.task), 1.0)
@@ -200,10 +200,10 @@ async def test_a_killed_engine_breaks_open_and_new_connections() -> None:
 async def test_a_stalled_process_loses_time_instead_of_bursting() -> None:
     application = app(EngineSettings(max_num_seqs=1, step_ms=100.0, per_seq_us=0.0))
     client = _Client(application, {**STREAM, "max_tokens": 100})
-    await asyncio.sleep(0.25)
+    await pass_time(0.25)
     before = len(client.messages)
     asyncio.get_running_loop().setup_looptime(start=60.0)  # type: ignore[attr-defined]
-    await asyncio.sleep(0.001)
+    await pass_time(0.001)
     assert len(client.messages) - before <= 4
     client.gone.set()
     await client.task

@@ -15,6 +15,7 @@ from sim.events import Gauges
 from sim.openai import expected_answers
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
+from tests.support.wait import pass_time
 
 pytestmark = pytest.mark.looptime
 
@@ -78,7 +79,7 @@ async def test_headers_come_while_the_request_waits() -> None:
     transport = EngineTransport(slow(max_num_seqs=1))
     async with client_of(transport) as client:
         first = asyncio.create_task(client.post(CHAT, json=body(tokens=50)))
-        await asyncio.sleep(0.05)
+        await pass_time(0.05)
         start = now()
         async with client.stream("POST", CHAT, json=body("b", stream=True)) as response:
             assert (response.status_code, now() - start) == (200, 0.0)
@@ -178,7 +179,7 @@ async def test_the_priority_header_wins_over_the_body() -> None:
 
     async with client_of(transport) as client, asyncio.TaskGroup() as group:
         group.create_task(call("first", None, 0))
-        await asyncio.sleep(0.05)
+        await pass_time(0.05)
         group.create_task(call("body", None, 5))
         group.create_task(call("header", "-7", 9))
         group.create_task(call("late", "8", -9))
@@ -218,7 +219,7 @@ async def test_cancelling_a_request_frees_its_slot(stream: bool) -> None:
             asyncio.create_task(client.post(CHAT, json=body(str(i), 100, stream=stream)))
             for i in range(2)
         ]
-        await asyncio.sleep(0.55)
+        await pass_time(0.55)
         assert (transport.running(), transport.waiting()) == (1, 1)
         calls[1].cancel()
         await asyncio.sleep(0)
@@ -276,7 +277,7 @@ async def test_freeze_stops_everything_and_revive_goes_on_where_it_was() -> None
             await anext(chunks)
             transport.freeze()
             health = asyncio.create_task(client.get("/health"))
-            await asyncio.sleep(60)
+            await pass_time(60)
             assert not health.done()
             assert len([await anext(chunks)]) == 1  # written before the freeze
             transport.revive()
@@ -300,7 +301,7 @@ async def test_refuse_answers_new_calls_only(status: int) -> None:
     transport = EngineTransport(slow())
     async with client_of(transport) as client:
         open_call = asyncio.create_task(client.post(CHAT, json=body()))
-        await asyncio.sleep(0.05)
+        await pass_time(0.05)
         transport.refuse(status)
         refused = await client.post(CHAT, json=body())
         assert (refused.status_code, refused.json()["error"]["code"]) == (status, status)
