@@ -147,7 +147,12 @@ class Follower:
                 continue
             if reply.attempt is None or (attempt > reply.attempt and not reply.forwarded):
                 reply.pin(sender, attempt)
-            if reply.attempt == attempt and last >= reply.next_seq and not reply.ended:
+            if reply.attempt != attempt:
+                continue
+            # An acknowledgement may have been lost, and a full window would then stay full.
+            self._received[sender][job] = (attempt, reply.next_seq - 1)
+            self._taken[sender][job] = (attempt, reply.bytes_taken)
+            if last >= reply.next_seq and not reply.ended:
                 reply.ask(now)
 
     def _subscribed(self) -> None:

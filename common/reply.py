@@ -47,8 +47,8 @@ class Reply:
         self._frames: list[Head | Data | End] = []
         self._waiter: asyncio.Future[None] | None = None
         self.asked_at = float("-inf")
-        self._taken = 0
-        self._taken_told = 0
+        self.bytes_taken = 0
+        self._told = 0
 
     async def next(self) -> list[Head | Data | End]:
         """The frames that came since the last call; waits for at least one. Nothing is lost when
@@ -61,10 +61,10 @@ class Reply:
 
     def taken(self, n: int) -> None:
         """The client has taken `n` bytes of data: its window opens by as much."""
-        self._taken += n
-        if self._taken - self._taken_told >= self._line.window // 4:
-            self._taken_told = self._taken
-            self._line.tell_taken(self, self._taken)
+        self.bytes_taken += n
+        if self.bytes_taken - self._told >= self._line.window // 4:
+            self._told = self.bytes_taken
+            self._line.tell_taken(self, self.bytes_taken)
 
     def close(self) -> None:
         """The reader goes away."""
@@ -85,7 +85,7 @@ class Reply:
     def pin(self, dispatcher: str, attempt: int) -> None:
         """Follow this run from its first frame on; only while nothing was forwarded."""
         self.attempt, self.dispatcher = attempt, dispatcher
-        self.next_seq, self._taken, self._taken_told = 0, 0, 0
+        self.next_seq, self.bytes_taken, self._told = 0, 0, 0
         self._frames.clear()
 
     def accept(self, sender: str, frame: Head | Data | End, now: float) -> None:

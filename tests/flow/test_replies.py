@@ -246,3 +246,22 @@ async def test_an_orphans_end_ends_the_run_it_was() -> None:
         await p.receiving.publish(keys.reply("g1"), encode_batch("d2", [encode_frame(end)]))
         _, text, ended = await asyncio.wait_for(reading, 5)
         assert (text, ended.outcome) == (b"half", Outcome.ORPHANED)
+
+
+async def test_a_lost_acknowledgement_does_not_hold_a_sender_for_ever() -> None:
+    async with pair() as p:
+        reply = p.follower.open("job", "m1")
+        out = p.publisher.open("job", 7, "g1", keys.reply("g1"))
+        await p.send(out, out.batch(out.first(200, [], True, b"")))
+        p.deaf = True
+        while not out.full():
+            out.data(bytes(250_000))
+        received = 0
+        while received < out.sent:
+            for frame in await reply.next():
+                if isinstance(frame, Data):
+                    received += len(frame.data)
+                    reply.taken(len(frame.data))
+        await pass_time(1.0)
+        p.deaf = False
+        await asyncio.wait_for(out.room(), 5)
