@@ -69,7 +69,7 @@ class Follower:
         self._controls: dict[str, list[Control]] = defaultdict(list)
         self._ended: dict[str, dict[str, None]] = defaultdict(dict)
         self._closed: dict[str, str] = {}
-        """Job -> model, of those whose reader left before the end, which is acknowledged too."""
+        """Job -> model, of those whose reader left: an end that comes now is acknowledged too."""
         self._strangers = 0
         self._bytes = 0
         self._flush = asyncio.Event()
@@ -130,7 +130,7 @@ class Follower:
         self._received[sender][frame.job] = (frame.attempt, 1 << 53)
         if not isinstance(frame, End):
             self.stop(sender, frame.job, frame.attempt)
-        elif model := self._closed.pop(frame.job, None):
+        elif model := self._closed.get(frame.job):
             self._ended[model][frame.job] = None
 
     def stop(self, sender: str, job: str, attempt: int) -> None:
@@ -175,10 +175,9 @@ class Follower:
     def forget(self, reply: Reply) -> None:
         if self._replies.get(reply.job) is reply:
             del self._replies[reply.job]
-            if not reply.ended:
-                self._closed[reply.job] = reply.model
-                if len(self._closed) > CLOSED_MAX:
-                    del self._closed[next(iter(self._closed))]
+            self._closed[reply.job] = reply.model
+            if len(self._closed) > CLOSED_MAX:
+                del self._closed[next(iter(self._closed))]
         if reply.dispatcher is not None and reply.attempt is not None:
             self._received[reply.dispatcher][reply.job] = (reply.attempt, 1 << 53)
 

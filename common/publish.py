@@ -113,6 +113,8 @@ class Outgoing:
         self.attempt = attempt
         self.seq = 0
         """Number of the next frame."""
+        self.granted = 0
+        """Frames below this number may be sent: what only a script may publish waits for it."""
         self.kept: deque[tuple[int, bytes]] = deque()
         self.sent = 0
         """Bytes of data since the start."""
@@ -146,8 +148,14 @@ class Outgoing:
 
     def data(self, data: bytes) -> None:
         """Send whole events, or a piece of a body. Call `room` before making more."""
-        for frame in self._cut(data):
+        frames = self._cut(data)
+        self.grant()
+        for frame in frames:
             self._box.put(frame)
+
+    def grant(self) -> None:
+        """A script has published all frames there are: they may be sent again."""
+        self.granted = self.seq
 
     def end(self, outcome: Outcome, message: str, usage: Usage | None, now: float) -> bytes:
         """The end frame, for `settle`. Nothing may follow it."""
@@ -192,7 +200,7 @@ class Outgoing:
             self._box.put(encode_frame(lost))
             return
         for number, frame in self.kept:
-            if number >= seq:
+            if seq <= number < self.granted:
                 self._box.put(frame)
 
 
@@ -262,7 +270,7 @@ class Publisher:
                 if box._pump is None:
                     del self._boxes[replica]
                 continue
-            jobs = [(j, r.attempt, r.seq - 1) for j, r in box.runs.items() if r.seq]
+            jobs = [(j, r.attempt, r.granted - 1) for j, r in box.runs.items() if r.granted]
             if jobs:
                 box.put(encode_frame(Alive(jobs)))
 

@@ -84,6 +84,7 @@ class Closing:
             )
             if word == "started":
                 run.started = True
+                run.out.grant()
                 return True
             if word != "unknown" or not await self._persist(lambda: self._runs.restore(run)):
                 break
@@ -144,7 +145,9 @@ class Closing:
             )  # fmt: skip
             if word != "unknown" or not await self._persist(lambda: self._runs.restore(run)):
                 break
-        if word != "settled":
+        if word == "settled":
+            run.out.grant()
+        else:
             self._publisher.discard(run.out)
         self._metrics.ended(run.queue.model, run.lease.cls, ending.outcome, run.spent(), served)
 

@@ -248,6 +248,7 @@ class ModelLoop:
             await self.queue.settle(
                 lease, parts.owner, Outcome.FAILED, out.batch([end]), cost=0.0, seq=0
             )
+            out.grant()
             backend.ended(asyncio.get_running_loop().time(), lease.job)
             return
         leads = self._leadership.leads

@@ -74,6 +74,7 @@ class Pair:
     async def send(self, out: Outgoing, batch: bytes) -> None:
         """What `start` and `settle` do with frames."""
         await self.sending.publish(keys.reply("g1"), batch)
+        out.grant()
 
 
 @asynccontextmanager
@@ -265,3 +266,39 @@ async def test_a_lost_acknowledgement_does_not_hold_a_sender_for_ever() -> None:
         await pass_time(1.0)
         p.deaf = False
         await asyncio.wait_for(out.room(), 5)
+
+
+async def test_what_only_a_script_may_publish_is_not_sent_before_it_did() -> None:
+    async with pair() as p:
+        reply = p.follower.open("job", "m1")
+        out = p.publisher.open("job", 7, "g1", keys.reply("g1"))
+        first = out.batch(out.first(200, [], True, b"one"))
+        await pass_time(3.0)
+        assert reply.attempt is None, "nobody said that the run may begin"
+        await p.send(out, first)
+        out.data(b" two")
+        end = out.batch([out.end(Outcome.FINISHED, "", None, 0.0)])
+        await pass_time(3.0)
+        assert not reply.ended, "nobody said that it is over"
+        await p.send(out, end)
+        status, text, ended = await asyncio.wait_for(read(reply), 5)
+        assert (status, text, ended.outcome) == (200, b"one two", Outcome.FINISHED)
+
+
+async def test_an_end_that_comes_again_is_acknowledged_again() -> None:
+    record = keys.ModelKeys("m1").record("job")
+    async with pair() as p:
+
+        async def forgotten() -> bool:
+            return not await p.sending.command("EXISTS", record)
+
+        reply = p.follower.open("job", "m1")
+        out = p.publisher.open("job", 7, "g1", keys.reply("g1"))
+        batch = out.batch(
+            [*out.first(200, [], False, b"{}"), out.end(Outcome.FINISHED, "", None, 0.0)]
+        )
+        for _ in range(2):
+            await p.sending.command("HSET", record, "state", "done")
+            await p.send(out, batch)
+            await wait_until(forgotten, timeout=5, what="acknowledged")
+            reply.close()

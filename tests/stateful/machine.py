@@ -15,7 +15,7 @@ Step = tuple[str, dict[str, Any]]
 
 def step(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
     """A call of the method `name` of Steps."""
-    return st.fixed_dictionaries(arguments).map(lambda values: (name, values))
+    return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
 
 
 def run_step(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:

@@ -115,7 +115,7 @@ MUTANTS = [
         "redis.call('PUBLISH', channel, frames)\nif r[1] ~= 'running' or",
     ),
     Mutant("the leader is not told of a start", "start", "'start ' .. job", "'started ' .. job"),
-    Mutant("a bell rings that need not", "settle", "if bell ~= '' then", "if true then"),
+    Mutant("the leader is not told of an end", "settle", "'settle ' .. job", "'settled ' .. job"),
     Mutant("an old attempt starts", "start", " or tonumber(r[3]) ~= attempt", ""),
     Mutant("an old attempt renews", "renew", " or r[3] ~= attempt", ""),
     Mutant("an orphan keeps its attempt", "settle", "math.max(attempt + 1, now_ms)", "attempt"),

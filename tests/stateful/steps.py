@@ -313,12 +313,13 @@ class Steps:
             self.timed("restore", run, owner, "b2", charged, started=started)
 
     def ack(self, n: int) -> None:
-        """One that has ended, if there is one, and any other."""
+        """One that has ended, if there is one, and any other of the same gateway."""
         jobs = list(self.homes)
         if jobs:
             jobs.sort(key=lambda j: j in self.model.jobs and self.model.jobs[j].state in ENDED)
-            job, other = jobs[-1], jobs[n % len(jobs)]
-            self.untimed("ack", list(dict.fromkeys([job, other])), self.homes[job][2])
+            replica = self.homes[jobs[-1]][2]
+            mine = [j for j in jobs if self.homes[j][2] == replica]
+            self.untimed("ack", list(dict.fromkeys([mine[-1], mine[n % len(mine)]])), replica)
 
     def snapshot(self) -> None:
         """With the place of every job there has been."""
