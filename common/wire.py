@@ -222,7 +222,7 @@ def decode_announcement(data: bytes) -> Announcement:
 def _checked(decoder: "msgspec.msgpack.Decoder[T]", data: bytes) -> T:
     try:
         message = decoder.decode(data)
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, RecursionError) as e:
         raise WireError(f"not a message of version {VERSION}: {e}") from None
     if getattr(message, "version", None) != VERSION:
         raise WireError(f"a message of another version than {VERSION}")

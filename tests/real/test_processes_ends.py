@@ -52,7 +52,7 @@ async def first_pop(fleet: Fleet, model: str, pops: Pops, old: str, since_ms: in
     def others() -> list[int]:
         pops.look()
         by_others = [r for r in pops.seen.values() if r.model == model and r.owner != old]
-        return [r.sent_ms for r in by_others if r.sent_ms > since_ms]
+        return [r.popped_ms for r in by_others if r.popped_ms > since_ms]
 
     return (min(await wait_until(others, timeout=20, what="a pop by another")) - since_ms) / 1000
 

@@ -17,7 +17,7 @@ from tests.support.wait import wait_until
 KEY = "sk-test-"
 """A user's key is this and the user's name."""
 SETTLE_S = 15.0
-_FIELDS = ("state", "owner", "started", "sent", "replica", "backend")
+_FIELDS = ("state", "owner", "started", "attempt", "replica", "backend")
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -27,7 +27,8 @@ class Running(msgspec.Struct, frozen=True):
     job: str
     owner: str
     started: bool
-    sent_ms: int
+    popped_ms: int
+    """Its attempt, which is the time of its pop by the Redis clock."""
     replica: str
     backend: str
 
@@ -153,12 +154,12 @@ class Fleet:
                     for job in jobs:
                         asked.hmget(k.record(job), *_FIELDS)
                     answers: list[Any] = asked.execute()
-                for job, (state, owner, started, sent, replica, backend) in zip(
+                for job, (state, owner, started, attempt, replica, backend) in zip(
                     jobs, answers, strict=True
                 ):
                     if state == b"running":
                         found.append(
-                            Running(model, job, owner.decode(), started == b"1", int(sent),
+                            Running(model, job, owner.decode(), started == b"1", int(attempt),
                                     replica.decode(), backend.decode())
                         )  # fmt: skip
         return found
@@ -240,14 +241,14 @@ class Pops:
                 owner, term = client.hmget(ModelKeys(model).leader, "owner", "term")
                 if owner and term:
                     terms[int(term)] = owner.decode()
-        self.seen |= {(r.job, r.sent_ms): r for r in running}
+        self.seen |= {(r.job, r.popped_ms): r for r in running}
 
     def by_others(self) -> list[Running]:
         """Pops by a dispatcher that did not lead at that time. A term is at least the time, by the
         Redis clock, at which it began."""
         found = []
         for run in self.seen.values():
-            led = [term for term in self._terms[run.model] if term <= run.sent_ms]
+            led = [term for term in self._terms[run.model] if term <= run.popped_ms]
             if led and self._terms[run.model][max(led)] != run.owner:
                 found.append(run)
         return found

@@ -154,6 +154,11 @@ def test_a_message_cut_short_is_refused(decode: object) -> None:
             decode(bad)  # type: ignore[operator]
 
 
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(WireError):
+        wire.decode_batch(b"\x94\x01\xa2d1\x90" + b"\x91" * 100_000)
+
+
 @given(st.lists(st.binary(max_size=300), max_size=4))
 def test_data_goes_through_unchanged(parts: list[bytes]) -> None:
     frames: list[Frame] = [Data("j", 1, n, part, n % 2 == 0) for n, part in enumerate(parts)]
