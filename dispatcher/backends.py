@@ -282,7 +282,8 @@ class Poller:
         last = self._warned.get((backend.url, what))
         if last is None or now - last >= WARN_S:
             self._warned[backend.url, what] = now
-            log.warning("backend %s: %s unknown: %s", backend.url, what, why)
+            text = "it takes no connection" if why.refused else str(why)
+            log.warning("backend %s: %s unknown: %s", backend.url, what, text)
 
 
 def _refused(error: Exception) -> bool:

@@ -14,6 +14,7 @@ from common.config import load
 from common.errors import BrokerError, ConfigError
 from common.settings import Settings
 from fairlane import roles
+from fairlane.probe import probe
 from fairlane.text import checked
 from sim.settings import EngineSettings
 
@@ -144,7 +145,7 @@ def dispatcher(**options: Any) -> None:
 def check(**options: Any) -> None:
     """Validate the configuration and probe Redis and the backends. Exit 1 where one fails."""
     settings = _load(**options)
-    found = asyncio.run(roles.probe(settings))
+    found = asyncio.run(probe(settings))
     click.echo(checked(settings, found))
     sys.exit(0 if all(ok for _, ok, _ in found) else 1)
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import fakeredis
-import httpx
 import msgspec
 from prometheus_client import CollectorRegistry
 
@@ -72,7 +71,7 @@ async def run_gateway(settings: Settings) -> None:
 
 async def run_dispatcher(settings: Settings) -> None:
     """One dispatcher until SIGTERM; then it gives up its leads and finishes or hands back."""
-    if not _backends(settings):
+    if not _checked_backends(settings):
         raise ConfigError("no backend: give --backend URL, or [models.….backends] in the file")
     registry = CollectorRegistry()
     host, port = settings.dispatcher.metrics_host, settings.dispatcher.metrics_port
@@ -89,6 +88,7 @@ async def run_dispatcher(settings: Settings) -> None:
                 own.append(group.create_task(serve_asgi(status, listener)))
                 log.info("metrics on http://%s:%d/metrics", *listener.getsockname()[:2])
             await stop.wait()
+            log.info("stopping: running jobs may end; again to stop at once")
             await dispatcher.stop()
             for task in own:
                 task.cancel()
@@ -98,7 +98,7 @@ async def run_up(settings: Settings, say: Callable[[str], None]) -> None:
     """Everything in one process. `say` prints lines for people."""
     server = fakeredis.FakeServer() if settings.redis.url is None else None
     registry = CollectorRegistry()
-    simulated = not _backends(settings)
+    simulated = not _checked_backends(settings)
     async with AsyncExitStack() as stack:
         bound = stack.enter_context(listen(settings))
         if simulated:
@@ -163,32 +163,14 @@ async def run_sim(engine: EngineSettings, host: str, port: int) -> None:
         own.cancel()
 
 
-async def probe(settings: Settings) -> list[tuple[str, bool, str]]:
-    """What `fairlane check` finds: (what, whether it is well, what there is to say)."""
-    found = []
-    try:
-        async with connected(settings, None) as broker:
-            found.append(("redis", True, f"answers, clock {await broker.now_ms()}"))
-    except (BrokerDown, ConfigError) as e:
-        found.append(("redis", False, str(e)))
-    async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
-        for backend in _backends(settings):
-            for path in ("/v1/models", "/metrics"):
-                found.append(await _probe(client, backend, path))
-    return found
-
-
-def _backends(settings: Settings) -> list[BackendSettings]:
+def backends_of(settings: Settings) -> list[BackendSettings]:
+    """All backends of a configuration."""
     return [*settings.backends, *(b for m in settings.models.values() for b in m.backends)]
 
 
-async def _probe(
-    client: httpx.AsyncClient, backend: BackendSettings, path: str
-) -> tuple[str, bool, str]:
-    headers = {"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {}
-    what = backend.url.rstrip("/") + path
-    try:
-        response = await client.get(what, headers=headers)
-    except httpx.HTTPError as e:
-        return what, False, f"no answer ({type(e).__name__})"
-    return what, response.status_code == 200, f"status {response.status_code}"
+def _checked_backends(settings: Settings) -> bool:
+    """Whether there is any backend. Raises ConfigError for a model that is named and has none."""
+    for name, model in settings.models.items():
+        if not model.backends:
+            raise ConfigError(f"models.{name} has no backends")
+    return bool(backends_of(settings))

@@ -2,17 +2,19 @@
 
 from common.settings import Settings
 
-CURL = """  curl -N http://{address}/v1/chat/completions{auth} \\
-    -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "stream": true,
-         "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
+CURL = """curl -N http://{address}/v1/chat/completions{auth} \\
+  -H 'Content-Type: application/json' \\
+  -d '{{"model": "{model}", "stream": true,
+       "messages": [{{"role": "user", "content": "Hello"}}]}}'"""
 
-SNIPPET = """  from openai import OpenAI
-  client = OpenAI(base_url="http://{address}/v1", api_key="{key}")
-  for chunk in client.chat.completions.create(
-      model="{model}", stream=True, messages=[{{"role": "user", "content": "Hello"}}]
-  ):
-      print(chunk.choices[0].delta.content or "", end="", flush=True)"""
+SNIPPET = """from openai import OpenAI
+client = OpenAI(base_url="http://{address}/v1", api_key="{key}")
+for chunk in client.chat.completions.create(
+    model="{model}", stream=True, messages=[{{"role": "user", "content": "Hello"}}]
+):
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+print()"""
 
 
 def welcome(settings: Settings, port: int, model: str, *, simulated: bool) -> str:
@@ -22,9 +24,9 @@ def welcome(settings: Settings, port: int, model: str, *, simulated: bool) -> st
     address = f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
     auth = " -H 'Authorization: Bearer YOUR-KEY'" if settings.keys else ""
     key = "YOUR-KEY" if settings.keys else "none"
-    lines = [f"Fairlane is up: http://{address}/v1", "", "Try:"]
+    lines = [f"Fairlane is up: http://{address}/v1", "", "Try:", ""]
     lines.append(CURL.format(address=address, auth=auth, model=model))
-    lines += ["", "or, with `pip install openai`:"]
+    lines += ["", "or, with `pip install openai`:", ""]
     lines.append(SNIPPET.format(address=address, key=key, model=model))
     lines.append("")
     if simulated:
@@ -44,8 +46,8 @@ def welcome(settings: Settings, port: int, model: str, *, simulated: bool) -> st
 def checked(settings: Settings, found: list[tuple[str, bool, str]]) -> str:
     """The lines of `fairlane check`."""
     lines = [
-        f"configuration: {len(settings.models)} models, {len(settings.backends)} backends to "
-        f"discover, {len(settings.keys)} keys"
+        f"configuration: {len(settings.keys)} keys, {len(settings.models)} models, "
+        f"{len(settings.backends)} backends whose models are read from them"
     ]
     lines += [f"{'ok  ' if ok else 'FAIL'} {what}: {text}" for what, ok, text in found]
     return "\n".join(lines)

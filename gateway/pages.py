@@ -68,11 +68,11 @@ def usable(models: Models, principal: Principal) -> list[tuple[str, ServedModel]
 
 def find(models: Models, principal: Principal, name: str) -> ServedModel:
     """The model of this name. Raises Refusal: 404 where there is none for this key, 503 while
-    the models are not known yet."""
+    no model is known yet."""
     model = models.resolve(name)
     if model is not None and principal.may_use(name, model.name):
         return model
-    if model is None and not models.loaded:
+    if model is None and not (models.loaded and models.listing()):
         raise Refusal(unavailable(RETRY_S_MIN))
     raise Refusal(unknown_model(name, [n for n, _ in usable(models, principal)]))
 

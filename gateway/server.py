@@ -124,6 +124,7 @@ async def serve(gateway: Gateway, listener: socket.socket, stop: asyncio.Event) 
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(serve_asgi(gateway.app, listener))
         await stop.wait()
+        log.info("stopping: open requests may end; again to stop at once")
         await gateway.drain()
         serving.cancel()
 

@@ -204,10 +204,15 @@ class Exchange:
         if self._check_at != _INF:
             self._check_at = _INF
             self._metrics.first_byte(self.ticket.model, self.ticket.cls, waited_s)
-        step = self._delivery.take(frames, int(waited_s * 1000))
+        step = self._delivery.take(frames, self._queue_ms())
         if step is not None:
             await self._send(step)
         return end is not None
+
+    def _queue_ms(self) -> int:
+        """How long the job waited: its attempt is numbered by the time of its `pop`, its arrival
+        by that of its `enqueue`, both by the clock of Redis."""
+        return max(0, (self.ticket.reply.attempt or 0) - self.ticket.arrival // 1000)
 
     async def _fail(self, outcome: Outcome) -> None:
         self._outcome = outcome

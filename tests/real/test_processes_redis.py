@@ -23,11 +23,16 @@ def forget(fleet: Fleet) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-async def underway(fleet: Fleet) -> None:
-    await wait_until(
-        lambda: len([r for r in fleet.running() if r.started]) >= 8 and fleet.waiting() >= 12,
-        timeout=20, what="streams under way, and a queue",
-    )  # fmt: skip
+async def underway(fleet: Fleet, open_: list[asyncio.Task[Got]], waiting: int = 12) -> None:
+    """Until 8 streams have begun and so many jobs wait."""
+
+    def seen() -> bool:
+        early = [task.result() for task in open_ if task.done()]
+        assert not [got for got in early if got.status != 200 or got.errors], early
+        begun = [run for run in fleet.running() if run.started]
+        return len(begun) >= 8 and fleet.waiting() >= waiting
+
+    await wait_until(seen, timeout=20, what="streams under way, and a queue")
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["with its data", "with nothing"])
@@ -43,7 +48,7 @@ async def test_redis_is_killed_and_starts_again(fleet: Fleet, kept: bool) -> Non
         )
     ]
     async with clients(fleet) as raw, asking(raw, asks) as open_:
-        await underway(fleet)
+        await underway(fleet, open_)
         fleet.server.kill()
         if not kept:
             forget(fleet)
@@ -58,7 +63,7 @@ async def test_redis_freezes_for_a_while(fleet: Fleet) -> None:
     asks = chats(8, fleet.models[0], 800, tag="frozen")
     loop = asyncio.get_running_loop()
     async with clients(fleet) as raw, asking(raw, asks) as open_:
-        await wait_until(lambda: len([r for r in fleet.running() if r.started]) >= 8, timeout=20)
+        await underway(fleet, open_, waiting=0)
         fleet.server.pause()
         frozen_at = loop.time()
         refused = await asyncio.gather(*(_late(c, fleet.models[1]) for c in raw))

@@ -1,0 +1,78 @@
+"""What `fairlane check` looks at: Redis, each backend, and the models it serves."""
+
+import httpx
+import msgspec
+
+from common.errors import BrokerError, ConfigError
+from common.settings import BackendSettings, Settings
+from fairlane.roles import backends_of, connected
+
+PROBE_S = 5.0
+
+Finding = tuple[str, bool, str]
+"""(what, whether it is well, what there is to say)."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def probe(settings: Settings) -> list[Finding]:
+    """Everything that is looked at, in order."""
+    found = [await _redis(settings)]
+    without = [name for name, model in settings.models.items() if not model.backends]
+    found += [(f"model {name}", False, "has no backends") for name in without]
+    wanted: dict[BackendSettings, list[str]] = {b: [] for b in settings.backends}
+    for name, model in settings.models.items():
+        for backend in model.backends:
+            wanted.setdefault(backend, []).append(name)
+    if not backends_of(settings):
+        found.append(("backends", False, "there are none: --backend URL, or models.….backends"))
+    async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as client:
+        for backend, names in wanted.items():
+            found.append(await _models(client, backend, names))
+            found.append(await _metrics(client, backend))
+    return found
+
+
+async def _redis(settings: Settings) -> Finding:
+    try:
+        async with connected(settings, None) as broker:
+            await broker.now_ms()
+    except (BrokerError, ConfigError) as e:
+        return "redis", False, str(e)
+    return "redis", True, "answers, is new enough, and evicts nothing"
+
+
+async def _get(client: httpx.AsyncClient, backend: BackendSettings, path: str) -> httpx.Response:
+    headers = {"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {}
+    return await client.get(backend.url.rstrip("/") + path, headers=headers)
+
+
+async def _models(client: httpx.AsyncClient, backend: BackendSettings, names: list[str]) -> Finding:
+    what = f"{backend.url.rstrip('/')}/v1/models"
+    try:
+        response = await _get(client, backend, "/v1/models")
+        served = [m.id for m in msgspec.json.decode(response.content, type=_Models).data]
+    except httpx.HTTPError as e:
+        return what, False, f"no answer ({e or type(e).__name__})"
+    except msgspec.MsgspecError:
+        return what, False, f"status {response.status_code}, not a list of models"
+    missing = [n for n in names if n not in served]
+    if missing:
+        text = f"serves {', '.join(served) or 'nothing'}, not {', '.join(missing)}"
+        return what, False, text
+    return what, True, f"serves {', '.join(served)}"
+
+
+async def _metrics(client: httpx.AsyncClient, backend: BackendSettings) -> Finding:
+    what = f"{backend.url.rstrip('/')}/metrics"
+    try:
+        response = await _get(client, backend, "/metrics")
+    except httpx.HTTPError as e:
+        return what, False, f"no answer ({e or type(e).__name__})"
+    return what, response.status_code == 200, f"status {response.status_code}"
