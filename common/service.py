@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 
 from common.errors import ConfigError
+from common.http_limits import LimitedProtocol
 
 BACKLOG = 2_048
 KEEP_ALIVE_S = 75
@@ -53,7 +54,7 @@ async def serve_asgi(
     Forwarded-for headers are not believed: who stands in front is not known here.
     """
     config = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None,
+        app, http=LimitedProtocol, ws="none", lifespan="off", access_log=False, log_config=None,
         server_header=server_header, proxy_headers=False, backlog=BACKLOG,
         timeout_keep_alive=keep_alive_s,
     )  # fmt: skip

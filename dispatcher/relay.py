@@ -15,7 +15,7 @@ from common.outcomes import Outcome
 from common.settings import DispatcherSettings
 from common.wire import FRAME_BYTES_MAX
 from dispatcher.answer import Step, StreamRules
-from dispatcher.bodies import ErrorInfo, make_error, read_error, read_usage
+from dispatcher.bodies import ErrorInfo, decode_object, make_error, read_error, read_usage
 from dispatcher.closing import MESSAGES, Closing, Ending
 from dispatcher.dialects import error_event, json_to_stream
 from dispatcher.engine import Answer, Broken, EngineClient, Refused
@@ -24,7 +24,9 @@ from dispatcher.runs import Run, Runs
 log = logging.getLogger("fairlane.relay")
 
 USAGE_BODY_MAX = 4 << 20
-"""A larger JSON answer is handed on without reading its usage."""
+"""A larger JSON answer is handed on without reading it."""
+ANSWER_MAX = 256 << 20
+"""A JSON answer that goes on beyond this is broken off."""
 HANG_UP_S = 0.1
 """How long an answered engine is given to end its body, so that the connection can serve again."""
 JSON_HEADERS = [("content-type", "application/json")]
@@ -107,13 +109,19 @@ class Relay:
             self._refused(run)
             return Ending(Outcome.TRIES, requeue=True)
         except Broken:
-            self._refused(run)
+            self._broke(run)
             return Ending(Outcome.TRIES, requeue=True, counts=True)
         run.answer = answer
         return await self._answered(run, answer, wake)
 
     def _refused(self, run: Run) -> None:
         run.backend.refused(_now(), run.lease.job)
+
+    def _broke(self, run: Run) -> None:
+        """A job that broke before says more of itself than of this backend: one poisonous request
+        must not close an engine to everybody."""
+        if not run.lease.tries:
+            self._refused(run)
 
     async def _answered(self, run: Run, answer: Answer, wake: Callable[[], None]) -> Ending:
         try:
@@ -126,7 +134,7 @@ class Relay:
         except Broken:
             if run.started:
                 return Ending(Outcome.FAILED, MESSAGES[Outcome.FAILED])
-            self._refused(run)
+            self._broke(run)
             return Ending(Outcome.TRIES, requeue=True, counts=True)
         return await self._stream(run, answer, wake)
 
@@ -168,6 +176,8 @@ class Relay:
             if not parts:
                 self._first_byte(run, wake)
             kept += len(data)
+            if kept > ANSWER_MAX:
+                raise Broken("the engine's answer is too large")
             if kept <= USAGE_BODY_MAX:
                 parts.append(data)
             if run.started:
@@ -177,13 +187,22 @@ class Relay:
                 if not await self._closing.start(run, frames):
                     return Ending(Outcome.LOST)
         body = b"".join(parts)
-        if kept <= USAGE_BODY_MAX:
-            run.usage = read_usage(body)
-        if run.started:
-            return Ending(Outcome.FINISHED)
         if not body:
             raise Broken("an empty answer")
+        if kept <= USAGE_BODY_MAX:
+            run.usage = read_usage(body)
+            if decode_object(body) is None:
+                return self._no_json(run)
+        if run.started:
+            return Ending(Outcome.FINISHED)
         return Ending(Outcome.FINISHED, frames=tuple(run.out.first(200, heads, False, body)))
+
+    def _no_json(self, run: Run) -> Ending:
+        """An answer that is cut off, or none: it must not look like success."""
+        error = make_error("The engine's answer is not a whole JSON object.", code="bad_answer")
+        if run.started:
+            return Ending(Outcome.FAILED, error.message)
+        return Ending(Outcome.FAILED, error.message, frames=self._error_frames(run, error))
 
     async def _unstreamed(self, run: Run, answer: Answer, wake: Callable[[], None]) -> Ending:
         """JSON in answer to `stream: true`: turned into the stream that was asked for."""
@@ -245,7 +264,7 @@ class Relay:
             )
             return Ending(Outcome.FAILED, error.message, told=True)
         if not seen or (error.status or 0) >= 500:
-            self._refused(run)
+            self._broke(run)
             return Ending(Outcome.TRIES, requeue=True, counts=True)
         own = error.status is not None and error.status < 500
         outcome = Outcome.REFUSED if own else Outcome.FAILED

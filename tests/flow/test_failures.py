@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import pytest
 
 from common.keys import ModelKeys
@@ -269,3 +270,23 @@ async def test_a_slow_reader_slows_only_itself(monkeypatch: pytest.MonkeyPatch) 
         virtual_redis_clock(monkeypatch)
         reply.taken(held)
         await wait_until(lambda: len(slow.data) > held, timeout=5, what="the stream goes on")
+
+
+async def test_a_cut_off_answer_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body without a length that ends early must not be handed on as if it were whole."""
+    async with world(monkeypatch, {"e1": SLOW}) as w:
+        whole = w.engines["e1"].handle_async_request
+
+        async def cut(request: httpx.Request) -> httpx.Response:
+            response = await whole(request)
+            if request.url.path != "/v1/chat/completions":
+                return response
+            body = await response.aread()
+            return httpx.Response(200, headers=response.headers, content=body[:-5])
+
+        monkeypatch.setattr(w.engines["e1"], "handle_async_request", cut)
+        asked = await w.ask("a", output=5, stream=False)
+        await w.answers()
+        assert asked.outcome is Outcome.FAILED
+        assert asked.status == 502
+        await at_rest(w)

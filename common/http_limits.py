@@ -1,0 +1,76 @@
+"""uvicorn's HTTP protocol with a bound on what it may be made to hold and to parse.
+
+httptools has no limits of its own: an endless header, URL, chunk extension or trailer would be
+kept, and parsed at quadratic cost, in a process that others wait for. What a client may send
+without completing a head or delivering a part of a body is therefore limited, in bytes and time.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_BYTES_MAX = 64 << 10
+"""Bytes of a head, a chunk's extension or trailers. What one read brings beyond it is parsed."""
+HEAD_S = 30.0
+"""A head that is not complete after so long ends its connection."""
+_WHY = (
+    b'{"error":{"message":"The head of the request is too large, or came too slowly.",'
+    b'"type":"invalid_request_error","param":null,"code":"head_too_large"}}'
+)
+TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(_WHY), _WHY)
+)
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _unparsed = 0
+    _advanced = False
+    _late: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        self._advanced = False
+        super().data_received(data)
+        if self._advanced:
+            self._unparsed = 0
+            self._in_time()
+            return
+        self._unparsed += len(data)
+        if self._unparsed > HEAD_BYTES_MAX:
+            self._refuse()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEAD_S, self._refuse)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        super().connection_lost(exc)
+
+    def on_headers_complete(self) -> None:
+        self._advanced = True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._advanced = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._advanced = True
+        super().on_message_complete()
+
+    def _in_time(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _refuse(self) -> None:
+        """Say why where no answer is under way, and hang up."""
+        self._in_time()
+        if self.transport.is_closing():
+            return
+        cycle: Any = self.cycle
+        if cycle is None or cycle.response_complete:
+            self.transport.write(TOO_LARGE)
+        self.transport.close()
