@@ -76,6 +76,9 @@ class ModelLoop:
         self._reaper = Reaper(parts.broker, self.queue, parts.owner, s)
         self._router = Router()
         self._waiting = dict.fromkeys(CLASSES, 0)
+        self._rung = dict.fromkeys(CLASSES, 0)
+        """Bells of enqueued jobs so far: those that ring while Redis is asked how many wait may be
+        of jobs that its answer does not count."""
         self._look = True
         """Whether a class may have jobs that `_waiting` does not count."""
         self._reconcile = True
@@ -97,17 +100,14 @@ class ModelLoop:
         """Whether jobs wait here: then engines are polled often."""
         return self.election.leads and any(self._waiting.values())
 
-    def waiting(self) -> int:
-        """Jobs that wait, as far as this process knows."""
-        return sum(self._waiting.values())
-
     def ring(self, event: str, job: str, detail: str) -> None:
         """One message of the model's bell: what others did to jobs."""
         now = asyncio.get_running_loop().time()
         if event == "give" and job != self._parts.owner:
             self._leadership.freed(job)
-        if event == "enqueue":
-            self._waiting[detail] = self._waiting.get(detail, 0) + 1
+        if event == "enqueue" and detail in self._rung:
+            self._waiting[detail] += 1
+            self._rung[detail] += 1
         elif job not in self._parts.runs:
             for backend in self.backends:
                 if backend.url != detail:
@@ -150,10 +150,11 @@ class ModelLoop:
         return self.election.may_pop(now) and self._parts.runs.settled_in()
 
     async def _pop_loop(self) -> None:
+        now, looked = asyncio.get_running_loop().time, 0.0
         while True:
             await wait(self._wake, BUSY_S if any(self._waiting.values()) else IDLE_S)
-            if not self._wake.is_set() and not any(self._waiting.values()):
-                self._look = True
+            if now() - looked >= IDLE_S:  # also where something wakes it all the time
+                looked, self._look = now(), True
             self._wake.clear()
             if not self._may_pop():
                 continue
@@ -178,12 +179,12 @@ class ModelLoop:
                     self._parts.metrics.closed(self.model)
                     self._look = self._look or look
                     return
-                issued = asyncio.get_running_loop().time()
+                issued, rung = asyncio.get_running_loop().time(), self._rung[cls]
                 popped = await self._pop(cls, places)
                 if popped.word != "popped":
                     self._look = True
                     return
-                self._waiting[cls] = popped.left
+                self._waiting[cls] = popped.left + self._rung[cls] - rung
                 self._parts.metrics.waiting(self.model, cls, popped.left)
                 self._take(popped.leases, issued)
                 if not popped.leases or not popped.left:
@@ -282,7 +283,9 @@ class ModelLoop:
         """Read what waits and what runs (strays only between pops, whose jobs are not known here
         before their reply)."""
         popped = {task.get_name() for task in self._relays} if give_back else None
-        self._waiting.update(await self._census.take(self.backends, popped))
+        rung = self._rung.copy()
+        waiting = await self._census.take(self.backends, popped)
+        self._waiting = {c: n + self._rung[c] - rung[c] for c, n in waiting.items()}
         if give_back:
             self._reconcile = False
 
@@ -291,10 +294,6 @@ class ModelLoop:
         for b in self.backends:
             counts = b.load.counts(now)
             self._parts.metrics.backend(
-                self.model,
-                b.url,
-                counts.inflight,
-                counts.unstarted,
-                counts.foreign,
+                self.model, b.url, counts.inflight, counts.unstarted, counts.foreign,
                 b.load.fresh(now),
-            )
+            )  # fmt: skip

@@ -38,11 +38,11 @@ class Witness:
             leader = self.w.leader()
             assert leader is not None
             model = leader._loops["m1"]
-            if not model.waiting():
+            if not model.busy():
                 return
             for _ in range(200):
                 await asyncio.sleep(0)  # all that is ready now runs
-            if not model.waiting():
+            if not model.busy():
                 return
             now = loop.time()
             for backend in model.backends:

@@ -79,8 +79,8 @@ class Asked:
 class Process:
     """One dispatcher or gateway of the world, with its own way to the broker."""
 
-    def __init__(self, server: fakeredis.FakeServer) -> None:
-        self.broker = Broker(open_link(None, server=server))
+    def __init__(self, server: fakeredis.FakeServer, url: str | None) -> None:
+        self.broker = Broker(open_link(url, server=server))
         self.tasks: list[asyncio.Task[None]] = []
 
     def start(self, *coroutines: object) -> None:
@@ -102,8 +102,12 @@ async def _never() -> None:
 class World:
     """See `world`."""
 
-    def __init__(self, settings: Settings, engines: dict[str, EngineTransport]) -> None:
+    def __init__(
+        self, settings: Settings, engines: dict[str, EngineTransport], url: str | None = None
+    ) -> None:
+        """`url`: of a real Redis, then on the real clock."""
         self.settings = settings
+        self.url = url
         self.engines = engines
         self.server = fakeredis.FakeServer()
         self.dispatchers: list[tuple[Process, Dispatcher]] = []
@@ -111,7 +115,7 @@ class World:
         self.asked: list[Asked] = []
 
     async def add_dispatcher(self, name: str) -> Dispatcher:
-        process = Process(self.server)
+        process = Process(self.server, self.url)
         dispatcher = Dispatcher(
             self.settings, process.broker, name, CollectorRegistry(),
             transport=Hosts(self.engines), seed=1,
@@ -122,7 +126,7 @@ class World:
         return dispatcher
 
     async def add_gateway(self, name: str) -> Follower:
-        process = Process(self.server)
+        process = Process(self.server, self.url)
         follower = Follower(process.broker, name)
         process.start(process.broker.run(), follower.run(), self._beat(process.broker, name))
         self.gateways.append((process, follower))
@@ -135,7 +139,8 @@ class World:
         while True:
             with contextlib.suppress(BrokerError):
                 await heartbeat(broker, name)
-            await pass_time(1.0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.Event().wait(), 1.0)
 
     def leader(self, model: str = "m1") -> Dispatcher | None:
         for _, dispatcher in self.dispatchers:
