@@ -77,8 +77,7 @@ class ModelLoop:
         self._router = Router()
         self._waiting = dict.fromkeys(CLASSES, 0)
         self._rung = dict.fromkeys(CLASSES, 0)
-        """Bells of enqueued jobs so far: those that ring while Redis is asked how many wait may be
-        of jobs that its answer does not count."""
+        """Bells of enqueued jobs: one that rings while Redis counts may be of a job not counted."""
         self._look = True
         """Whether a class may have jobs that `_waiting` does not count."""
         self._reconcile = True
@@ -117,10 +116,8 @@ class ModelLoop:
                 elif event in ("settle", "requeue"):
                     backend.load.ended(now, job)
                     self._census.others.discard(job)
-        if event in ("requeue", "assert", "enqueue"):
-            self._look = self._look or event != "enqueue"
-            self._wake.set()
-        elif event in ("start", "settle"):
+        self._look = self._look or event in ("requeue", "assert")
+        if event not in ("cancel", "give"):
             self._wake.set()
 
     async def run(self) -> None:

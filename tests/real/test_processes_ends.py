@@ -39,7 +39,7 @@ async def busy_leader(fleet: Fleet, model: str) -> Role:
     def found() -> Role | None:
         leader = fleet.leader(model)
         mine = [r for r in fleet.running() if leader and r.owner == leader.id and r.started]
-        return leader if len(mine) >= 6 and fleet.waiting() >= 12 else None
+        return leader if len(mine) >= 3 and fleet.waiting() >= 12 else None
 
     leader = await wait_until(found, timeout=20, what="a leader with streams, and a queue")
     assert leader is not None
