@@ -10,6 +10,7 @@ import uvloop
 from common.errors import BrokerDown, BrokerError, BrokerUncertain
 from common.links import RedisLink
 from tests.support.redis_server import RedisServer
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.processes
 TIMEOUT_S = 0.3
@@ -71,6 +72,9 @@ async def _ask_until_it_goes(link: RedisLink, server: RedisServer) -> list[objec
             await asyncio.sleep(0)
 
     asking = asyncio.create_task(ask())
+    server.pause()  # so that commands wait for their replies as it goes
+    before = len(asked)
+    await wait_until(lambda: len(asked) > before + 10)
     await asyncio.to_thread(server.kill)
     await asking
     replies = await asyncio.gather(*asked, return_exceptions=True)
