@@ -29,8 +29,13 @@ help: ## show this list
 run: $(RUN) ## start Fairlane on this machine; needs no Redis and no engine
 	@$(BIN)/fairlane up $(ARGS)
 
-test: $(DEV) ## all tests
+test: $(DEV) ## all tests; ARGS for pytest instead
+ifeq ($(ARGS),)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit tests/scripts tests/stateful tests/flow
+	@$(BIN)/python -m pytest tests/real tests/test_*.py
+else
 	@$(BIN)/python -m pytest $(ARGS)
+endif
 
 check: $(DEV) ## lint, format, types, import rules, the code's own rules
 	@$(BIN)/ruff check .

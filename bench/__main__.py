@@ -50,7 +50,7 @@ def main(
 ) -> None:
     """Measure Fairlane on this machine, with a Redis, engines and load of its own."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its processes
-    started = time.time()
+    started, load = time.time(), os.getloadavg()[0]
     if target is not None:
         try:
             goals = [Goal(Target.of(target), key), Goal(Target.of(target), light_key or key)]
@@ -66,7 +66,7 @@ def main(
         parts, cores = here(only or NAMES, quick)
     name = time.strftime("%Y%m%d-%H%M%S.json", time.localtime(started))
     path = out or OUT / name
-    write(path, parts, cores=cores, quick=quick, started=started)
+    write(path, parts, cores=cores, quick=quick, started=started, load=load)
     click.echo(f"{len(parts)} parts in {time.time() - started:.0f} s; written to {path}")
 
 

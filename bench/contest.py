@@ -1,34 +1,18 @@
 """One user sends everything at once, another one request a second: who waits how long."""
 
 import asyncio
-import urllib.request
-from collections import Counter
 from random import Random
-from time import monotonic
 
 import msgspec
 
-from bench.client import Answer, Client, Gone
-from bench.load import Goal, body
+from bench.crowd import Ask, Crowd, Sample, Sent, made
+from bench.load import Goal
 from bench.report import percentile
 
-WEIGHT_OUT = 2.0
-"""An output token counts as two input tokens, as in the cost that users are charged."""
-SAMPLE_S = 0.25
 LIMIT_S = 600.0
 HEAVY_IN, HEAVY_OUT = 512, (64, 448)
 LIGHT_IN, LIGHT_OUT = 256, 128
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """An engine's numbers, `at` seconds after the flood began."""
-
-    at: float
-    waiting: float
-    running: float
-    tokens: float
-    """Weighted tokens so far."""
+HEAVY, LIGHT = "heavy", "light"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,14 +53,7 @@ class Seen(msgspec.Struct, frozen=True):
 
     def tokens(self, until: float) -> float:
         """Weighted tokens that the engine has computed by then, between two samples in line."""
-        before = self.samples[0]
-        for sample in self.samples:
-            if sample.at >= until:
-                part = (until - before.at) / max(sample.at - before.at, 1e-9)
-                made = before.tokens + part * (sample.tokens - before.tokens)
-                return made - self.samples[0].tokens
-            before = sample
-        return before.tokens - self.samples[0].tokens
+        return made(self.samples, until)
 
     def waiting(self, until: float) -> float:
         """p95 of the requests waiting in the engine, after the first second."""
@@ -88,102 +65,44 @@ class Contest:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._began = monotonic()
-        self._random = Random(7)
-        self._heavy: list[Client] = []
-        self._light: list[Client] = []
-        self._answers: list[Answer] = []
-        self._waits: list[tuple[float, float]] = []
-        self._failed: Counter[str] = Counter()
-        self._samples: list[Sample] = []
+        self._crowd = Crowd(
+            plan.model, {HEAVY: [plan.heavy], LIGHT: [plan.light]}, named=plan.users,
+            exact=plan.exact, engine=plan.engine,
+        )  # fmt: skip
+        random = Random(7)
+        self._flood = [
+            Ask(HEAVY, HEAVY_IN, random.randint(*HEAVY_OUT)) for _ in range(plan.requests)
+        ]
 
     async def run(self) -> Seen:
         """Until every request is answered. Raises TimeoutError after LIMIT_S."""
-        plan = self._plan
+        plan, crowd = self._plan, self._crowd
         try:
             async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
-                watch = group.create_task(self._watch())
-                asked = [group.create_task(self._ask_heavy(n)) for n in range(plan.requests)]
-                while not self._over(asked[: plan.requests]):
-                    asked.append(group.create_task(self._ask_light(len(self._light))))
+                watch = group.create_task(crowd.watch())
+                asked = [group.create_task(crowd.many(self._flood))]
+                while not self._over():
+                    asked.append(group.create_task(crowd.ask(Ask(LIGHT, LIGHT_IN, LIGHT_OUT))))
                     await asyncio.sleep(plan.every_s)
                 await asyncio.wait(asked)
                 watch.cancel()
         finally:
-            for client in (*self._heavy, *self._light):
-                client.close()
-        admitted = max((a.first for a in self._answers), default=self._began) - self._began
-        return Seen(self._waits, admitted, len(self._answers), dict(self._failed), self._samples)
-
-    def _over(self, heavy: "list[asyncio.Task[None]]") -> bool:
-        """Whether all of the flood has begun, or failed; alone, whether the time is over."""
-        if not heavy:
-            return monotonic() >= self._began + self._plan.alone_s
-        return all(task.done() for task in heavy) or (
-            len(self._heavy) == len(heavy)
-            and all(
-                client.has_begun or task.done()
-                for client, task in zip(self._heavy, heavy, strict=True)
-            )
+            crowd.close()
+        heavy = [(s.at, s.first_s) for s in self._of(HEAVY) if s.first_s is not None]
+        return Seen(
+            light=[(s.at, s.first_s) for s in self._of(LIGHT) if s.first_s is not None],
+            admitted=max((at + took for at, took in heavy), default=0.0),
+            answered=len(heavy),
+            failed=dict(crowd.failed),
+            samples=crowd.samples,
         )
 
-    async def _ask_heavy(self, n: int) -> None:
-        goal, tokens = self._plan.heavy, self._random.randint(*HEAVY_OUT)
-        client = Client(goal.target)
-        self._heavy.append(client)
-        if answer := await self._ask(client, goal, HEAVY_IN, tokens, n, "heavy"):
-            self._answers.append(answer)
+    def _of(self, user: str) -> list[Sent]:
+        return [s for s in self._crowd.sent if s.ask.user == user]
 
-    async def _ask_light(self, n: int) -> None:
-        goal = self._plan.light
-        client = Client(goal.target)
-        self._light.append(client)
-        if answer := await self._ask(client, goal, LIGHT_IN, LIGHT_OUT, 1_000_000 + n, "light"):
-            self._waits.append((answer.sent - self._began, answer.first_s))
-
-    async def _ask(
-        self, client: Client, goal: Goal, size: int, tokens: int, seed: int, user: str
-    ) -> Answer | None:
-        """The answer to one streamed request; None, and counted, where there is no good one."""
-        plan = self._plan
-        asked = body(
-            plan.model, stream=True, tokens=tokens, prompt_tokens=size, seed=seed,
-            user=user if plan.users else "", exact=plan.exact,
-        )  # fmt: skip
-        try:
-            answer = await client.ask(goal.target.request(asked, goal.key))
-        except (Gone, OSError) as e:
-            self._failed[str(e)] += 1
-            return None
-        finally:
-            client.close()
-        if answer.status == 200 and answer.first:
-            return answer
-        self._failed[f"status {answer.status}, {answer.events} events"] += 1
-        return None
-
-    async def _watch(self) -> None:
-        while self._plan.engine:
-            page = await asyncio.to_thread(read_metrics, self._plan.engine)
-            self._samples.append(
-                Sample(
-                    monotonic() - self._began,
-                    page["vllm:num_requests_waiting"],
-                    page["vllm:num_requests_running"],
-                    page["vllm:prompt_tokens_total"]
-                    + WEIGHT_OUT * page["vllm:generation_tokens_total"],
-                )
-            )
-            await asyncio.sleep(SAMPLE_S)
-
-
-def read_metrics(url: str) -> dict[str, float]:
-    """The samples of a page by name, labels added up."""
-    found: dict[str, float] = {}
-    with _opener.open(url + "/metrics", timeout=5.0) as response:
-        for line in response.read().decode().splitlines():
-            if line and not line.startswith("#"):
-                name, value = line.rsplit(" ", 1)
-                name = name.partition("{")[0]
-                found[name] = found.get(name, 0.0) + float(value)
-    return found
+    def _over(self) -> bool:
+        """Whether all of the flood has begun, or failed; alone, whether the time is over."""
+        if not self._flood:
+            return self._crowd.now() >= self._plan.alone_s
+        heavy = self._of(HEAVY)
+        return len(heavy) == len(self._flood) and all(s.begun for s in heavy)

@@ -1,6 +1,6 @@
 """The processes that are measured, each on its core.
 
-Redis, one gateway and one dispatcher share one core; engines and the load share another. Where the
+Redis, gateways and dispatchers share one core; engines and the load share another. Where the
 machine has only one core, or cannot pin, nothing is pinned and the report says so.
 """
 
@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -18,9 +19,10 @@ import psutil
 
 from bench.client import Target
 from bench.engine import Engine
+from bench.setup import Setup
 from sim.settings import EngineSettings
 from tests.support.processes import Role
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, find_redis_server
 
 FILES_WANTED = 20_000
 USERS = 64
@@ -65,43 +67,73 @@ def raise_file_limit() -> int:
     return max(soft, wanted)
 
 
-class Fleet:
-    """One gateway and one dispatcher on a Redis of their own, in front of the given engines."""
+def redis_version() -> str:
+    """What the Redis that is used here says of itself."""
+    words = [find_redis_server(), "--version"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
-    def __init__(self, folder: Path, server: RedisServer, cores: Cores) -> None:
+
+class Fleet:
+    """Gateways and dispatchers on a Redis of their own, in front of the given engines."""
+
+    def __init__(
+        self, folder: Path, server: RedisServer, cores: Cores, gateways: int, dispatchers: int
+    ) -> None:
         self.redis = server
         self.cores = cores
         config = ["--config", str(folder / "fairlane.toml"), "--redis", server.url]
-        self.gateway = Role("gateway", ["gateway", *config, "--port", "0"], folder)
-        self.dispatcher = Role("dispatcher", ["dispatcher", *config, "--metrics-port", "0"], folder)
+        self.gateways = [
+            Role(f"gateway{n}", ["gateway", *config, "--port", "0"], folder)
+            for n in range(gateways)
+        ]
+        self.dispatchers = [
+            Role(f"dispatcher{n}", ["dispatcher", *config, "--metrics-port", "0"], folder)
+            for n in range(dispatchers)
+        ]
+
+    @property
+    def gateway(self) -> Role:
+        """The first."""
+        return self.gateways[0]
+
+    @property
+    def dispatcher(self) -> Role:
+        """The first."""
+        return self.dispatchers[0]
 
     @property
     def target(self) -> Target:
         """Where requests through Fairlane go."""
-        return Target.of(self.gateway.url)
+        return self.targets[0]
+
+    @property
+    def targets(self) -> list[Target]:
+        """The same of each gateway."""
+        return [Target.of(gateway.url) for gateway in self.gateways]
 
     def start(self) -> None:
-        """Start both and wait until they can serve."""
-        for role in (self.gateway, self.dispatcher):
+        """Start all and wait until they can serve."""
+        for role in (*self.gateways, *self.dispatchers):
             role.start()
             pin(role.pid, self.cores.product)
-        self.dispatcher.wait_ready("/readyz")
-        self.gateway.wait_ready("/readyz")
+        for role in (*self.dispatchers, *self.gateways):
+            role.wait_ready("/readyz")
 
     def close(self) -> None:
-        """Kill both."""
-        self.gateway.close()
-        self.dispatcher.close()
+        """Kill all."""
+        for role in (*self.gateways, *self.dispatchers):
+            role.close()
 
     def cpu(self) -> dict[str, float]:
-        """CPU seconds that each process has used."""
+        """CPU seconds that each kind of process has used."""
+        kinds = {
+            "gateway": [role.pid for role in self.gateways],
+            "dispatcher": [role.pid for role in self.dispatchers],
+            "redis": [self.redis.pid],
+        }
         return {
-            name: sum(psutil.Process(pid).cpu_times()[:2])
-            for name, pid in (
-                ("gateway", self.gateway.pid),
-                ("dispatcher", self.dispatcher.pid),
-                ("redis", self.redis.pid),
-            )
+            name: sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+            for name, pids in kinds.items()
         }
 
 
@@ -114,15 +146,17 @@ def redis_alone(cores: Cores) -> Iterator[RedisServer]:
 
 
 @asynccontextmanager
-async def fleet(cores: Cores, engines: Sequence[str], slots: int) -> AsyncIterator[Fleet]:
-    """Fairlane in front of the engines at these URLs, ready; all is ended afterwards.
+async def fleet(cores: Cores, engines: Sequence[str], setup: int | Setup) -> AsyncIterator[Fleet]:
+    """Fairlane in front of the engines at these URLs, ready; all is ended afterwards. A number is
+    one of slots.
 
     It starts in a thread, for engines in this loop must answer meanwhile.
     """
+    setup = Setup(slots=setup) if isinstance(setup, int) else setup
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name, redis_alone(cores) as redis:
         folder = Path(name)
-        (folder / "fairlane.toml").write_text(config(engines, slots))
-        made = Fleet(folder, redis, cores)
+        (folder / "fairlane.toml").write_text(config(engines, setup))
+        made = Fleet(folder, redis, cores, setup.gateways, setup.dispatchers)
         try:
             await asyncio.to_thread(made.start)
             yield made
@@ -149,6 +183,7 @@ def simulated(cores: Cores, settings: EngineSettings) -> Iterator[Role]:
     flags = {
         "--port": 0, "--model": MODEL, "--max-num-seqs": settings.max_num_seqs,
         "--step-ms": settings.step_ms, "--mean-output-tokens": settings.mean_output_tokens,
+        "--prefill-tokens-per-s": settings.prefill_tokens_per_s, "--seed": settings.seed,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name:
         role = Role("sim", ["sim", *(str(w) for f in flags.items() for w in f)], Path(name))
@@ -166,12 +201,18 @@ def key(user: int) -> str:
     return f"sk-bench-user{user % USERS}"
 
 
-def config(engines: Sequence[str], slots: int) -> str:
+def config(engines: Sequence[str], setup: Setup) -> str:
     """fairlane.toml. The limits on waiting are raised, for a flood must not be refused here."""
-    lines = [f'[[keys]]\nsecret = "{key(n)}"\nuser = "user{n}"' for n in range(USERS)]
-    urls = ", ".join(f'{{ url = "{url}", max_num_seqs = {slots} }}' for url in engines)
+    lines = [
+        f'[[keys]]\nsecret = "{key(n)}"\nuser = "user{n}"\nweight = {setup.weights.get(n, 1.0)}'
+        for n in range(USERS)
+    ]
+    slots = "" if setup.slots is None else f", max_num_seqs = {setup.slots}"
+    urls = ", ".join(f'{{ url = "{url}"{slots} }}' for url in engines)
     lines.append(
         "[gateway]\nuser_jobs_max = 20000\nmodel_jobs_max = 20000\nconnections_max = 20000"
     )
     lines.append(f"[models.{MODEL}]\nbackends = [{urls}]")
+    if setup.reserved is not None:
+        lines.append(f"reserved_slots = {setup.reserved}")
     return "\n".join([*lines, ""])

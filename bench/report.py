@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -113,14 +115,20 @@ def _row(f: Figure) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def write(path: Path, parts: Sequence[Part], *, cores: str, quick: bool, started: float) -> None:
-    """The same as JSON; `started` is Unix seconds."""
+def write(
+    path: Path, parts: Sequence[Part], *, cores: str, quick: bool, started: float, load: float,
+    more: Mapping[str, object] | None = None,
+) -> None:  # fmt: skip
+    """The same as JSON; `started` is Unix seconds, `load` the load average then."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {
         "started": started,
         "machine": platform.platform(),
+        "cpus": os.cpu_count(),
         "python": platform.python_version(),
+        "fairlane": version("fairlane"),
         "cores": cores,
+        "load": load,
         "quick": quick,
         "parts": [
             {
@@ -136,5 +144,6 @@ def write(path: Path, parts: Sequence[Part], *, cores: str, quick: bool, started
             }
             for part in parts
         ],
+        **(more or {}),
     }
     path.write_text(json.dumps(data, indent=2) + "\n")

@@ -203,9 +203,9 @@ class Asker:
 
     async def leftovers(self) -> list[str]:
         """Keys in Redis that may not stay when no job is open, and how long they will (ms)."""
-        permanent = ModelKeys(MODEL).permanent()
+        permanent = ModelKeys(MODEL).permanent
         found = [key.decode() async for key in self._redis.scan_iter(count=1000)]
-        return [f"{k} {await self._redis.pttl(k)}" for k in sorted(found) if k not in permanent]
+        return [f"{k} {await self._redis.pttl(k)}" for k in sorted(found) if not permanent(k)]
 
     @contextlib.asynccontextmanager
     async def looks(self, seen: list[Look]) -> AsyncIterator[None]:

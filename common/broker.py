@@ -1,8 +1,8 @@
 """Redis as Fairlane uses it: verbs, plain commands, publish, subscriptions that come back.
 
 A verb that may have run is never sent again here: the caller, who knows whether repeating is
-harmless, decides (BrokerUncertain). NOSCRIPT means that nothing ran, so it is loaded and called
-again at once.
+harmless, decides (BrokerUncertain). NOSCRIPT means that nothing ran, so it is sent with its text at
+once.
 """
 
 import asyncio
@@ -90,8 +90,8 @@ class Broker:
         except BrokerRefused as e:
             if not str(e).startswith("NOSCRIPT") and "No matching script" not in str(e):
                 raise
-            await self.command("SCRIPT", "LOAD", script.text)
-            return await self.command(*command)
+            # With its text it runs whatever is flushed meanwhile, and is known again afterwards.
+            return await self.command("EVAL", script.text, len(keys), *keys, *args)
 
     async def command(self, *args: Argument) -> Reply:
         """Run one plain command. Raises as `call`."""

@@ -122,10 +122,11 @@ def _refuse_unknown(struct: Any, data: Any, where: str) -> None:
 
 
 def _struct_in(type_: Any) -> Any:
-    for part in (type_, *getattr(type_, "__args__", ())):
-        if isinstance(part, type) and issubclass(part, msgspec.Struct):
-            return part
-    return None
+    """The struct that a type is, or is a list, mapping or union of."""
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        return type_
+    inner = (_struct_in(part) for part in getattr(type_, "__args__", ()))
+    return next((struct for struct in inner if struct is not None), None)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -11,7 +11,11 @@ class Limits(msgspec.Struct, frozen=True):
     """How much may wait; a job that would exceed one is refused."""
 
     user_jobs: int
+    """Of one user, or sub-user, in the job's class."""
     user_bytes: int
+    key_jobs: int
+    """Of all sub-users of one key together, in the job's class; looked at for these alone."""
+    key_bytes: int
     model_jobs: int
     model_bytes: int
 
@@ -22,11 +26,14 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     user: str
     """As people write it; encoded before it becomes part of a key."""
+    sub: str = ""
+    """Who of those that divide the user's share, as people write it."""
     cls: str
     wait_ms: int
     """It may wait this long from now."""
     terms: Terms
     weight: float
+    """Divides the cost: the user's, times that of an interactive job where classes are weighted."""
     replica: str
     meta: bytes
     """wire.JobMeta, encoded."""
@@ -50,7 +57,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     user: str
-    """Encoded."""
+    """Its path: `keys.path`."""
     cls: str
     attempt: int
     backend: str
@@ -63,16 +70,22 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     tries: int
     arrival: int
     deadline_ms: int
+    inflight: int
+    """Jobs of the user, or of all sub-users of its key, that ran when this one was popped."""
     body: bytes
 
 
 class Popped(msgspec.Struct, frozen=True):
-    """`left`: jobs of the class that still wait; `held_ms`: nothing may be popped for so long."""
+    """What `pop` gave, and what it left."""
 
     word: Literal["popped", "held", "stale"]
     leases: list[Lease]
-    left: int = 0
+    left: dict[str, int] = {}
+    """Jobs of each class that still wait."""
+    due: tuple[str, ...] = ()
+    """Groups below one that waits which are owed their floor share: one job may go before."""
     held_ms: int = 0
+    """Nothing may be popped for so long."""
 
 
 class Led(msgspec.Struct, frozen=True):
@@ -109,6 +122,26 @@ class Running(msgspec.Struct, frozen=True):
     started: bool
     user: str
     cls: str
+    arrival: int = 0
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """One waiting job as `snapshot` sees it."""
+
+    job: str
+    arrival: int
+    """Microseconds of the Redis clock, at its `enqueue` or just after."""
+    place: int
+    """How many turns until its own, counting it."""
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """The waiting jobs of one user in one class."""
+
+    jobs: int
+    """How many there are."""
+    first: list[Waiting]
+    """The first of them, in their order."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -120,3 +153,5 @@ class Snapshot(msgspec.Struct, frozen=True):
     running: list[Running]
     places: list[int]
     """For each job asked about: how many turns until its own, counting it; 0 if not waiting."""
+    lanes: list[Lane] = []
+    """Those asked about."""

@@ -7,11 +7,22 @@ Redis Cluster. Names of models, users and replicas are encoded first: see `encod
 import hashlib
 import re
 from functools import lru_cache
+from typing import Literal
 
 import msgspec
 
 CLASSES = ("interactive", "standard", "batch")
 """Priority classes, highest first."""
+
+Policy = Literal["weighted", "strict"]
+"""How classes relate: see GROUPS."""
+
+GROUPS: dict[Policy, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "weighted": (("live", ("interactive", "standard")), ("batch", ("batch",))),
+    "strict": tuple((c, (c,)) for c in CLASSES),
+}
+"""(group, its classes), each highest first. The classes of a group share one order and one counter
+for each user; a lower group goes when the higher have nothing waiting, or is owed its floor."""
 
 GATEWAYS = "fl:gateways"
 """zset, permanent: gateway replica -> time of its last heartbeat in ms of the Redis clock."""
@@ -39,6 +50,16 @@ def encode(name: str) -> str:
     return "_h" + hashlib.sha256(raw).hexdigest()
 
 
+def path(user: str, sub: str = "") -> str:
+    """A user as verbs and lanes know it; a sub-user's has a colon, which no encoded name has."""
+    return f"{encode(user)}:{encode(sub)}" if sub else encode(user)
+
+
+def parent(user: str) -> str:
+    """The encoded name of the key whose sub-user this path is; empty for a user of its own."""
+    return user.partition(":")[0] if ":" in user else ""
+
+
 def reply(replica: str) -> str:
     """Channel: frames for the jobs of one gateway replica."""
     return f"fl:reply:{replica}"
@@ -55,18 +76,26 @@ class ClassKeys(msgspec.Struct, frozen=True):
     name: str
     group: str
     backlog: str
-    """zset: users with waiting jobs -> virtual counter."""
+    """zset: users with waiting jobs -> virtual counter; a key with sub-users ends in a colon.
+    With `:<key>` the same for the sub-users of one key."""
     counter: str
-    """hash: idle users' counters; dropped once at or below V with nothing in flight."""
+    """hash: idle users' counters; dropped once at or below V with nothing in flight.
+    With `:<key>` the same for the sub-users of one key."""
     vtime: str
-    """string: V, the whole part of the counter at the last pop; never falls. Permanent."""
+    """string: V, the whole part of the counter at the last pop; never falls. Permanent.
+    With `:<key>` the same among the sub-users of one key, for as long as the key has a counter."""
+    others: tuple[str, ...]
+    """Backlogs of the other classes of the group."""
 
 
 class ModelKeys:
-    """The keys of one model. `permanent` lists those that may stay when nothing waits or runs."""
+    """The keys of one model. `permanent` tells those that may stay when nothing waits or runs."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, policy: Policy = "weighted") -> None:
         self.model = model
+        self.policy = policy
+        self.groups_text = ";".join(f"{g}={','.join(cs)}" for g, cs in GROUPS[policy])
+        """The policy as scripts read it."""
         self.prefix = f"fl:{{{encode(model)}}}:"
         p = self.prefix
         self.lane_prefix = f"{p}lane:"
@@ -75,26 +104,43 @@ class ModelKeys:
         self.arrival = f"{p}arrival"
         """string, permanent: the last arrival number (µs of the Redis clock, strictly rising)."""
         self.groups = f"{p}groups"
-        """hash, permanent: group -> lifts since its V last rose."""
+        """hash, permanent: `<group>`, `<group>:<key>:` lifts since that V last rose;
+        `owed:<group>` what the group may go for before its turn."""
         self.waiting = f"{p}waiting"
-        """hash: `jobs`, `bytes`, `jobs:<class>`, `jobs:<class>:<user>`, `bytes:<user>` waiting."""
+        """hash: `jobs`, `bytes`, `jobs:<class>`, `jobs:<class>:<user>`, `bytes:<user>` waiting;
+        all sub-users of a key together count as `<key>:`."""
         self.deadlines = f"{p}deadlines"
         """zset: waiting job -> deadline in ms of the Redis clock."""
         self.running = f"{p}running"
         """zset: job -> lease deadline in ms (an orphan: the next repeat of its frame)."""
         self.inflight = f"{p}inflight"
-        """hash: user -> running jobs."""
+        """hash: user -> running jobs; `<key>:` those of all its sub-users."""
         self.ewma = f"{p}ewma"
-        """hash, permanent: user -> mean output tokens; bounded by `reap`."""
+        """hash, permanent: user -> mean units of cost; bounded by `reap`."""
         self.leader = f"{p}leader"
         """hash, permanent: owner, term, deadline, reap_after, hold."""
         self.bell = f"{p}bell"
         """channel: `<event> <job> <backend or ->` for cancel, start, settle, requeue, assert;
         `enqueue <job> <class>`; `give <dispatcher> -` from a leader that gives up the lead."""
+        self.backlog_prefix = f"{p}backlog:"
+        self.counter_prefix = f"{p}counter:"
+        self.vtime_prefix = f"{p}vtime:"
         self.classes = {
-            c: ClassKeys(c, c, f"{p}backlog:{c}", f"{p}counter:{c}", f"{p}vtime:{c}")
-            for c in CLASSES
-        }
+            c: ClassKeys(
+                c, group, self.backlog_prefix + c, self.counter_prefix + group,
+                self.vtime_prefix + group,
+                tuple(self.backlog_prefix + o for o in members if o != c),
+            )
+            for group, members in GROUPS[policy]
+            for c in members
+        }  # fmt: skip
+
+    def order(self, cls: str, user: str) -> list[str]:
+        """Where a user of a class stands, as scripts take it: backlogs, counter and V of its
+        level; of a sub-user its key's level, then its own."""
+        side, key = self.classes[cls], parent(user)
+        top = [side.backlog, *side.others, side.counter, side.vtime]
+        return top + [f"{k}:{key}" for k in top] if key else top
 
     def lane(self, cls: str, user: str) -> str:
         """zset: job -> arrival number, the waiting jobs of one user in one class."""
@@ -112,12 +158,10 @@ class ModelKeys:
         """set: open jobs of a gateway replica; expires a day after its last enqueue."""
         return f"{self.prefix}owned:{replica}"
 
-    def permanent(self) -> frozenset[str]:
-        """Keys that may stay in Redis when no job is waiting or running.
+    def permanent(self, key: str) -> bool:
+        """Whether a key may stay in Redis when no job is waiting or running.
 
         Idle users' counters count among them: `reap` drops each once V has passed it.
         """
-        per_class = (k for c in self.classes.values() for k in (c.counter, c.vtime))
-        return frozenset(
-            {GATEWAYS, MODELS, self.arrival, self.groups, self.ewma, self.leader, *per_class}
-        )
+        fixed = (GATEWAYS, MODELS, self.arrival, self.groups, self.ewma, self.leader)
+        return key in fixed or key.startswith((self.counter_prefix, self.vtime_prefix))

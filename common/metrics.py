@@ -1,5 +1,6 @@
 """Metrics of the dispatcher, on a registry passed in. Label sets are bounded: models and backends
-as configured or announced, the three classes, the closed set of outcomes; never a user."""
+as configured or announced, the three classes, the closed sets of outcomes and of reasons for which
+nothing is sent; never a user."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -34,7 +35,15 @@ class DispatcherMetrics:
             "fairlane_backend_metrics_up", "1 while its metrics are fresh", backend, registry=r
         )
         self._refusals = Counter(
-            "fairlane_admission_closed", "Rounds with jobs waiting and no place", model, registry=r
+            "fairlane_admission_closed", "Rounds in which jobs wait and have no place, and why",
+            ("model", "reason"), registry=r,
+        )  # fmt: skip
+        self._slots = Gauge(
+            "fairlane_slots", "Slots of its engines, configured or learned; 0: unknown", model,
+            registry=r,
+        )  # fmt: skip
+        self._reserved = Gauge(
+            "fairlane_slots_reserved", "Kept for users with nothing in flight", model, registry=r
         )
         self._popped = Counter("fairlane_popped", "Jobs sent to engines", by_class, registry=r)
         self._requeued = Counter(
@@ -70,9 +79,14 @@ class DispatcherMetrics:
         self._foreign.labels(model, url).set(foreign)
         self._metrics_up.labels(model, url).set(int(fresh))
 
-    def closed(self, model: str) -> None:
-        """A round in which jobs waited and no backend had a place."""
-        self._refusals.labels(model).inc()
+    def slots(self, model: str, slots: int, reserved: int) -> None:
+        """Slots of the model's usable backends (0: unknown) and how many of them are kept."""
+        self._slots.labels(model).set(slots)
+        self._reserved.labels(model).set(reserved)
+
+    def closed(self, model: str, reason: str) -> None:
+        """A round in which jobs waited and had no place; `reason` is of a closed set."""
+        self._refusals.labels(model, reason).inc()
 
     def popped(self, model: str, cls: str, jobs: int) -> None:
         """Jobs leased."""

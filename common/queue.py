@@ -19,6 +19,7 @@ from common.cost import OUTPUT_ALPHA, OUTPUT_START, Terms
 from common.jobs import (
     Due,
     Enqueued,
+    Lane,
     Lease,
     Led,
     Limits,
@@ -26,8 +27,9 @@ from common.jobs import (
     Popped,
     Running,
     Snapshot,
+    Waiting,
 )
-from common.keys import ModelKeys
+from common.keys import GROUPS, ModelKeys, Policy
 from common.outcomes import Outcome
 from common.wire import Usage
 
@@ -37,6 +39,7 @@ OWNED_KEEP_MS = 86_400_000
 ORPHAN_AGAIN_MS = 1_000
 GATEWAY_KEEP_MS = 600_000
 POP_HEADS_MAX = 512
+POP_SCAN_MAX = 64
 POP_BYTES_MAX = 8 << 20
 SNAPSHOT_MAX = 1_000
 REAP_MAX = 100
@@ -46,10 +49,11 @@ EWMA_MAX = 10_000
 class Queue:
     """The verbs of one model, bound to its keys."""
 
-    def __init__(self, broker: Broker, model: str) -> None:
+    def __init__(self, broker: Broker, model: str, policy: Policy = "weighted") -> None:
+        """All gateways and dispatchers of a model go by the same `policy`."""
         self.broker = broker
         self.model = model
-        self.keys = ModelKeys(model)
+        self.keys = ModelKeys(model, policy)
 
     async def lead(
         self,
@@ -76,18 +80,18 @@ class Queue:
 
     async def enqueue(self, job: NewJob, limits: Limits, *, now_ms: int = 0) -> Enqueued:
         """Put a job in its user's lane. Harmless to repeat: a known id changes nothing."""
-        k, user = self.keys, keys.encode(job.user)
-        side = k.classes[job.cls]
+        k, user = self.keys, keys.path(job.user, job.sub)
         reply = await self.broker.call(
             "enqueue", record=k.record(job.id), body=k.body(job.id), lane=k.lane(job.cls, user),
-            backlog=side.backlog, counter=side.counter, vtime=side.vtime, groups=k.groups,
-            arrivals=k.arrival, waiting=k.waiting, deadlines=k.deadlines,
-            owned=k.owned(job.replica), now_ms=now_ms, job=job.id, user=user, group=side.group,
-            arrival=job.arrival, floor=job.floor, wait_ms=job.wait_ms,
-            user_jobs=limits.user_jobs, user_bytes=limits.user_bytes,
+            groups=k.groups, arrivals=k.arrival, waiting=k.waiting, deadlines=k.deadlines,
+            owned=k.owned(job.replica), order=k.order(job.cls, user), now_ms=now_ms, job=job.id,
+            user=user, group=k.classes[job.cls].group, arrival=job.arrival, floor=job.floor,
+            wait_ms=job.wait_ms, user_jobs=limits.user_jobs, user_bytes=limits.user_bytes,
+            key_jobs=limits.key_jobs, key_bytes=limits.key_bytes,
             model_jobs=limits.model_jobs, model_bytes=limits.model_bytes,
-            fixed=job.terms.fixed, per_out=job.terms.per_output, max_out=job.terms.max_output,
-            weight=job.weight, replica=job.replica, channel=keys.reply(job.replica),
+            fixed=job.terms.fixed, per_unit=job.terms.per_unit, per_square=job.terms.per_square,
+            most=job.terms.most, weight=job.weight, replica=job.replica,
+            channel=keys.reply(job.replica),
             meta=job.meta, data=job.body, owned_ms=OWNED_KEEP_MS, bell=k.bell,
             **{"class": job.cls},
         )  # fmt: skip
@@ -102,33 +106,48 @@ class Queue:
 
     async def pop(
         self,
-        cls: str,
+        classes: Sequence[str],
         backends: Sequence[str],
         owner: str,
         term: int,
         *,
+        anyone: int | None = None,
+        user_max: int = 0,
+        floor: float = 0.0,
+        start: float = OUTPUT_START,
         lease_ms: int = 6_000,
         now_ms: int = 0,
     ) -> Popped:
-        """Lease the next jobs of a class, one for each backend place named, in that order.
+        """Lease the next jobs of one group, one for each backend place named, in that order.
+
+        `classes` are those of the group that may go. `anyone`: so many of the places, the first
+        ones, may go to any user, the rest to those with nothing in flight (of whose key nothing is,
+        where it has sub-users); None: all. `user_max`: a user with so many jobs in flight is passed
+        over; 0: none is. Of each class the first users are looked at, up to POP_SCAN_MAX. `floor`:
+        the share of its charges that the groups below earn while they wait. `start`: units of cost
+        expected of a user never seen.
 
         The caller owns what it gets. Never cancelled midway and never repeated: after an error
         the leader looks for running jobs of its own that it does not know.
         """
         k = self.keys
-        side = k.classes[cls]
         reply = await self.broker.call(
             "pop", leader=k.leader, running=k.running, inflight=k.inflight, ewma=k.ewma,
-            groups=k.groups, waiting=k.waiting, deadlines=k.deadlines, backlog=side.backlog,
-            counter=side.counter, vtime=side.vtime, now_ms=now_ms, owner=owner, term=term,
-            lease_ms=lease_ms, group=side.group, lane_prefix=k.lane_prefix,
-            job_prefix=k.record_prefix, body_prefix=k.body_prefix, start=OUTPUT_START,
-            batch=POP_HEADS_MAX, bytes_max=POP_BYTES_MAX, backends=backends, **{"class": cls},
+            groups=k.groups, waiting=k.waiting, deadlines=k.deadlines, now_ms=now_ms, owner=owner,
+            term=term, lease_ms=lease_ms, policy=k.groups_text,
+            group=k.classes[classes[0]].group, classes=",".join(classes),
+            lane_prefix=k.lane_prefix, backlog_prefix=k.backlog_prefix,
+            counter_prefix=k.counter_prefix, vtime_prefix=k.vtime_prefix,
+            job_prefix=k.record_prefix, body_prefix=k.body_prefix, start=start, floor=floor,
+            anyone=len(backends) if anyone is None else anyone, user_max=user_max,
+            batch=POP_HEADS_MAX, scan=POP_SCAN_MAX, bytes_max=POP_BYTES_MAX, backends=backends,
         )  # fmt: skip
         word = reply[0].decode()
-        if word == "popped":
-            return Popped(word, [_lease(cls, r) for r in reply[2:]], left=int(reply[1]))
-        return Popped(word, [], held_ms=int(reply[1]) if word == "held" else 0)
+        if word != "popped":
+            return Popped(word, [], held_ms=int(reply[1]) if word == "held" else 0)
+        every = [c for _, members in GROUPS[k.policy] for c in members]
+        left = dict(zip(every, map(int, reply[1]), strict=True))
+        return Popped(word, [_lease(r) for r in reply[3:]], left, tuple(map(_text, reply[2])))
 
     async def start(
         self, job: str, owner: str, attempt: int, channel: str, frames: bytes, *, ring: bool = True
@@ -160,14 +179,15 @@ class Queue:
         return [w.decode() for w in reply]
 
     async def charge(
-        self, cls: str, jobs: Sequence[tuple[str, int, float]], owner: str
+        self, jobs: Sequence[tuple[Lease, float]], owner: str
     ) -> list[Literal["raised", "enough", "lost"]]:
-        """Raise the charge of running jobs of one class: (job, attempt, cost so far)."""
-        side = self.keys.classes[cls]
+        """Raise the charge of running jobs: each with its cost so far, before weighting."""
+        k = self.keys
+        places = [[k.record(run.job), *k.order(run.cls, run.user)] for run, _ in jobs]
+        items = zip(jobs, places, strict=True)
         reply = await self.broker.call(
-            "charge", backlog=side.backlog, counter=side.counter,
-            records=[self.keys.record(j) for j, _, _ in jobs], owner=owner,
-            items=[v for _, attempt, cost in jobs for v in (str(attempt), cost)],
+            "charge", jobs=[key for place in places for key in place], owner=owner,
+            items=[v for (r, cost), place in items for v in (str(r.attempt), cost, len(place))],
         )  # fmt: skip
         return [w.decode() for w in reply]
 
@@ -180,7 +200,7 @@ class Queue:
         *,
         heir: bool = False,
         cost: float | None = None,
-        learn: int | None = None,
+        learn: float | None = None,
         usage: Usage | None = None,
         seq: int = -1,
         ring: bool = True,
@@ -188,17 +208,16 @@ class Queue:
     ) -> Literal["settled", "lost", "unknown"]:
         """End a run once and publish its end. Nobody owns the job afterwards.
 
-        `cost` None: what was booked stands. `learn`: output tokens for the user's mean. `ring`:
+        `cost` None: what was booked stands. `learn`: units of cost for the user's mean. `ring`:
         tell the leader, where that is another dispatcher.
         """
         k = self.keys
-        side = k.classes[run.cls]
         reply = await self.broker.call(
             "settle", record=k.record(run.job), body=k.body(run.job), running=k.running,
-            inflight=k.inflight, ewma=k.ewma, backlog=side.backlog, counter=side.counter,
-            owned=k.owned(run.replica), now_ms=now_ms, job=run.job, owner=owner,
+            inflight=k.inflight, ewma=k.ewma, owned=k.owned(run.replica),
+            order=k.order(run.cls, run.user), now_ms=now_ms, job=run.job, owner=owner,
             attempt=run.attempt, heir=int(heir), outcome=str(outcome),
-            cost="" if cost is None else float(cost), output="" if learn is None else learn,
+            cost="" if cost is None else float(cost), learn="" if learn is None else learn,
             alpha=OUTPUT_ALPHA, usage=msgspec.msgpack.encode(usage) if usage else b"", seq=seq,
             keep_ms=RECORD_KEEP_MS, again_ms=ORPHAN_AGAIN_MS, channel=run.channel,
             frames=frames, bell=k.bell if ring else "",
@@ -229,11 +248,10 @@ class Queue:
         After `started`, `cancelled` and `tries` the caller still owns it and settles it.
         """
         k = self.keys
-        side = k.classes[run.cls]
         reply = await self.broker.call(
             "requeue", record=k.record(run.job), lane=k.lane(run.cls, run.user),
-            backlog=side.backlog, counter=side.counter, vtime=side.vtime, running=k.running,
-            inflight=k.inflight, waiting=k.waiting, deadlines=k.deadlines, now_ms=now_ms,
+            running=k.running, inflight=k.inflight, waiting=k.waiting, deadlines=k.deadlines,
+            order=k.order(run.cls, run.user), now_ms=now_ms,
             job=run.job, owner=owner, attempt=run.attempt, heir=int(heir), tries_max=tries_max,
             bell=k.bell, **{"try": int(count_try)},
         )  # fmt: skip
@@ -253,20 +271,20 @@ class Queue:
         """The verb `assert`: tell Redis again of a run it may have lost. The caller owns it on
         `running` and `restored`, and must stop it on the others."""
         k = self.keys
-        side = k.classes[run.cls]
         fields: dict[str, str | bytes] = {
             "backend": backend, "started": str(int(started)), "arrival": str(run.arrival),
-            "fixed": f"{run.terms.fixed:.17g}", "per_out": f"{run.terms.per_output:.17g}",
-            "max_out": str(run.terms.max_output), "weight": f"{run.weight:.17g}",
+            "fixed": f"{run.terms.fixed:.17g}", "per_unit": f"{run.terms.per_unit:.17g}",
+            "per_square": f"{run.terms.per_square:.17g}", "most": str(run.terms.most),
+            "weight": f"{run.weight:.17g}",
             "replica": run.replica, "channel": run.channel, "meta": run.meta,
             "deadline": str(run.deadline_ms), "tries": str(run.tries),
             "size": str(len(run.body)), "floor": "0",
         }  # fmt: skip
         reply = await self.broker.call(
             "assert", record=k.record(run.job), body=k.body(run.job),
-            lane=k.lane(run.cls, run.user), backlog=side.backlog, counter=side.counter,
-            running=k.running, inflight=k.inflight, waiting=k.waiting, deadlines=k.deadlines,
-            owned=k.owned(run.replica), now_ms=now_ms, job=run.job, owner=owner,
+            lane=k.lane(run.cls, run.user), running=k.running, inflight=k.inflight,
+            waiting=k.waiting, deadlines=k.deadlines, owned=k.owned(run.replica),
+            order=k.order(run.cls, run.user), now_ms=now_ms, job=run.job, owner=owner,
             attempt=run.attempt, lease_ms=lease_ms, user=run.user, charged=charged,
             data=b"" if started else run.body, owned_ms=OWNED_KEEP_MS, bell=k.bell,
             fields=[v for name, value in fields.items() for v in (name, value)],
@@ -287,13 +305,12 @@ class Queue:
         now_ms: int = 0,
     ) -> tuple[Literal["cancelled", "flagged", "ended", "unknown", "early"], str]:
         """Take a waiting job out, or flag a running one: then the second part is its dispatcher,
-        which still owns it. `user` is encoded."""
+        which still owns it. `user` is its path."""
         k = self.keys
-        side = k.classes[cls]
         reply = await self.broker.call(
             "cancel", record=k.record(job), body=k.body(job), lane=k.lane(cls, user),
-            backlog=side.backlog, counter=side.counter, waiting=k.waiting, deadlines=k.deadlines,
-            running=k.running, owned=k.owned(replica), now_ms=now_ms, job=job,
+            waiting=k.waiting, deadlines=k.deadlines, running=k.running, owned=k.owned(replica),
+            order=k.order(cls, user), now_ms=now_ms, job=job,
             reason=str(reason), due=int(due), keep_ms=TOMBSTONE_MS,
             channel=keys.reply(replica), frames=frames, bell=k.bell,
         )  # fmt: skip
@@ -304,46 +321,61 @@ class Queue:
         owner: str,
         term: int,
         dead: Sequence[str],
-        cls: str,
+        group: str,
+        key: str = "",
         cursor: str = "0",
         *,
         lease_ms: int = 6_000,
         now_ms: int = 0,
     ) -> tuple[list[Due], str] | None:
-        """What is due, and where the sweep of the class's counters goes on; None: term is stale.
+        """What is due, and where the sweep of counters goes on; None: term is stale.
 
-        `dead`: gateway replicas without a heartbeat. Nothing changes hands here.
+        `dead`: gateway replicas without a heartbeat. Nothing changes hands here. Swept are the
+        counters of `group`, or there those of the sub-users of an (encoded) `key`.
         """
         k = self.keys
-        side = k.classes[cls]
+        down = f"{group}:{key}" if key else group
         reply = await self.broker.call(
             "reap", leader=k.leader, running=k.running, deadlines=k.deadlines,
-            inflight=k.inflight, ewma=k.ewma, counter=side.counter, vtime=side.vtime,
-            owned=[k.owned(r) for r in dead], now_ms=now_ms, owner=owner, term=term,
-            lease_ms=lease_ms, batch=REAP_MAX, cursor=cursor, ewma_max=EWMA_MAX,
-            job_prefix=k.record_prefix,
+            inflight=k.inflight, ewma=k.ewma, groups=k.groups, counter=k.counter_prefix + down,
+            vtime=k.vtime_prefix + down, owned=[k.owned(r) for r in dead], now_ms=now_ms,
+            owner=owner, term=term, lease_ms=lease_ms, batch=REAP_MAX, cursor=cursor,
+            ewma_max=EWMA_MAX, group=group, job_prefix=k.record_prefix,
+            counter_prefix=k.counter_prefix, vtime_prefix=k.vtime_prefix,
         )  # fmt: skip
         if reply[0] != b"due":
             return None
         return [_due(r) for r in reply[2:]], reply[1].decode()
 
-    async def snapshot(self, asked: Sequence[tuple[str, str, str]] = ()) -> Snapshot:
-        """The read model. `asked`: (class, encoded user, job) whose places are wanted."""
+    async def snapshot(
+        self,
+        asked: Sequence[tuple[str, str, str]] = (),
+        lanes: Sequence[tuple[str, str]] = (),
+        *,
+        runs: bool = True,
+    ) -> Snapshot:
+        """The read model. `asked`: (class, path of the user, job) whose places are wanted;
+        `lanes`: (class, path of the user) whose first SNAPSHOT_MAX jobs are. `runs`: with the
+        running jobs, up to SNAPSHOT_MAX."""
         k = self.keys
-        index = {c: str(i) for i, c in enumerate(k.classes, start=1)}
-        backlogs = [c.backlog for c in k.classes.values()]
         reply = await self.broker.call(
             "snapshot", leader=k.leader, waiting=k.waiting, running=k.running,
-            backlogs=[*backlogs, *(k.lane(c, u) for c, u, _ in asked)],
-            batch=SNAPSHOT_MAX, job_prefix=k.record_prefix, classes=",".join(k.classes),
-            asked=[v for c, user, job in asked for v in (index[c], user, job)],
+            batch=SNAPSHOT_MAX, most=SNAPSHOT_MAX if runs else 0,
+            job_prefix=k.record_prefix, lane_prefix=k.lane_prefix,
+            backlog_prefix=k.backlog_prefix, policy=k.groups_text,
+            asked=[v for one in (*asked, *((c, u, "") for c, u in lanes)) for v in one],
         )  # fmt: skip
-        runs = [
-            Running(j.decode(), o.decode(), int(a), b.decode(), s == b"1", u.decode(), c.decode())
-            for j, o, a, b, s, u, c in reply[3]
+        running = [
+            Running(_text(j), _text(o), int(a), _text(b), s == b"1", _text(u), _text(c), int(at))
+            for j, o, a, b, s, u, c, at in reply[3]
         ]
-        waiting = dict(zip(k.classes, reply[2], strict=True))
-        return Snapshot(reply[0].decode(), int(reply[1]), waiting, runs, list(reply[4]))
+        every = [c for _, members in GROUPS[k.policy] for c in members]
+        waiting = dict(zip(every, reply[2], strict=True))
+        found = reply[4]
+        return Snapshot(
+            reply[0].decode(), int(reply[1]), waiting, running, list(found[: len(asked)]),
+            [_lane(r) for r in found[len(asked) :]],
+        )  # fmt: skip
 
 
 async def heartbeat(
@@ -357,13 +389,25 @@ async def heartbeat(
     return reply.decode()  # type: ignore[no-any-return]
 
 
-def _lease(cls: str, r: list[bytes]) -> Lease:
+def _lease(r: list[bytes]) -> Lease:
     return Lease(
-        job=r[0].decode(), user=r[1].decode(), cls=cls, attempt=int(r[2]), backend=r[3].decode(),
-        charged=float(r[4]), terms=Terms(float(r[5]), float(r[6]), int(r[7])),
-        weight=float(r[8]), meta=r[9], channel=r[10].decode(), replica=r[11].decode(),
-        tries=int(r[12]), arrival=int(r[13]), deadline_ms=int(r[14]), body=r[15],
+        job=r[0].decode(), user=r[1].decode(), cls=r[2].decode(), attempt=int(r[3]),
+        backend=r[4].decode(), charged=float(r[5]),
+        terms=Terms(float(r[6]), float(r[7]), float(r[8]), int(r[9])), weight=float(r[10]),
+        meta=r[11], channel=r[12].decode(), replica=r[13].decode(), tries=int(r[14]),
+        arrival=int(r[15]), deadline_ms=int(r[16]), inflight=int(r[17]), body=r[18],
     )  # fmt: skip
+
+
+def _lane(r: list[bytes]) -> Lane:
+    jobs, rest = int(r[0]), r[1:]
+    return Lane(
+        jobs,
+        [
+            Waiting(job.decode(), int(float(at)), int(place))
+            for job, at, place in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
+        ],
+    )
 
 
 def _due(r: list[bytes]) -> Due:
@@ -371,3 +415,7 @@ def _due(r: list[bytes]) -> Due:
     return Due(
         why, job, state, user, cls, owner, int(attempt), started == "1", channel, replica  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode()

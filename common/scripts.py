@@ -5,13 +5,15 @@ a type that ends in `*` takes the rest. The loader puts one generated line in fr
 which makes locals of the slots (so an error's line number is the file's plus one), and which is
 the only place that reads the server's clock: a script with a slot `now_ms` gets the time given,
 or, for 0, the time of the Redis server; `now_us` is the same in microseconds. A number that is none
-ends the script there, before anything is written.
+ends the script there, before anything is written. `-- USES name` puts the functions of
+`lib/name.lua` into that line too: what several verbs do in the same way stands there once.
 """
 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 import msgspec
 
@@ -24,6 +26,8 @@ VERBS = (
 )  # fmt: skip
 
 _SLOT = re.compile(r"^-- (KEYS|ARGV) +(\w+) +(\w+)(\*?)", re.M)
+_USES = re.compile(r"^-- USES (\w+)$", re.M)
+_COMMENT = re.compile(r"^ *--.*$", re.M)
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -61,15 +65,23 @@ def _in_order(
     return [values[s.name] for s in slots]  # type: ignore[misc]
 
 
-def parse(name: str, source: str) -> Script:
-    """A script from its file; ValueError where a header names a slot twice or `*` is not last."""
+def parse(name: str, source: str, libraries: Mapping[str, str] | None = None) -> Script:
+    """A script from its file; ValueError where a header names a slot twice or `*` is not last.
+
+    `libraries`: texts to use instead of those in the package, by name.
+    """
     slots = {"KEYS": list[Slot](), "ARGV": list[Slot]()}
     for kind, slot, type_, rest in _SLOT.findall(source):
         known = slots[kind]
         if (known and known[-1].rest) or any(s.name == slot for k in slots.values() for s in k):
             raise ValueError(f"{name}.lua: slot {slot} after a rest slot, or named twice")
         known.append(Slot(slot, type_, bool(rest)))
-    text = _prologue(slots) + "\n" + source
+    text = (
+        _prologue(slots)
+        + "".join(_library(n, libraries or {}) for n in _USES.findall(source))
+        + "\n"
+        + source
+    )
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     names = frozenset(s.name for kind in slots.values() for s in kind)
     return Script(name, text, sha, tuple(slots["KEYS"]), tuple(slots["ARGV"]), names)
@@ -95,7 +107,17 @@ def _prologue(slots: dict[str, list[Slot]]) -> str:
     return "".join(parts)
 
 
+def _library(name: str, given: Mapping[str, str]) -> str:
+    """The functions of a library, in one line, so that an error's line number stays right."""
+    text = given.get(name) or (_folder() / "lib" / f"{name}.lua").read_text(encoding="utf-8")
+    return " ".join(_COMMENT.sub("", text).split()) + " "
+
+
+def _folder() -> Traversable:
+    return resources.files("common.lua")
+
+
 def load() -> dict[str, Script]:
     """All verbs, read from the package's files."""
-    folder = resources.files("common.lua")
+    folder = _folder()
     return {v: parse(v, (folder / f"{v}.lua").read_text(encoding="utf-8")) for v in VERBS}

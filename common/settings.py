@@ -1,18 +1,13 @@
 """All settings: their types, limits and defaults. `common/config.py` reads them."""
 
-import hashlib
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-PriorityClass = Literal["interactive", "standard", "batch"]
-Ms = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-Bytes = Annotated[int, msgspec.Meta(ge=1024, le=1 << 40)]
-Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
-Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+from common.key_settings import KeySettings, check_keys
+from common.keys import Policy
+from common.setting_types import Bytes, Count, Ms, Name, Port, PriorityClass, Seconds
 
 
 class RedisSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -22,41 +17,6 @@ class RedisSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """redis://, rediss:// or unix://; absent: the embedded broker (`fairlane up` only)."""
     command_timeout_s: Seconds = 2.0
     """A command without an answer for so long costs the connection."""
-
-
-class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One API key and whom it stands for. Exactly one of `secret` and `sha256` is set."""
-
-    secret: str | None = None
-    sha256: str | None = None
-    """Hex SHA-256 of the secret, so that the file need not hold it."""
-    user: Name
-    weight: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] = 1.0
-    """Share of service relative to the other users."""
-    classes: Annotated[list[PriorityClass], msgspec.Meta(min_length=1)] = msgspec.field(
-        default_factory=lambda: ["standard"]
-    )
-    """Classes it may use; the first is its default."""
-    models: list[Name] = []
-    """Models it may use; empty: all."""
-    comments: bool = True
-    """Whether waiting streams get comment lines (they commit the status 200)."""
-
-    def __post_init__(self) -> None:
-        if (self.secret is None) == (self.sha256 is None):
-            raise ValueError("a key needs exactly one of `secret` and `sha256`")
-        if self.secret is not None and not 8 <= len(self.secret) <= 4096:
-            raise ValueError("a key's `secret` has 8 to 4096 characters")
-        if self.sha256 is not None and (
-            len(self.sha256) != 64 or set(self.sha256.lower()) - set("0123456789abcdef")
-        ):
-            raise ValueError("a key's `sha256` is 64 hexadecimal digits")
-
-    def digest(self) -> str:
-        """Lower-case hex SHA-256 of the secret: the only form the gateway compares."""
-        if self.sha256 is not None:
-            return self.sha256.lower()
-        return hashlib.sha256((self.secret or "").encode()).hexdigest()
 
 
 class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -88,10 +48,61 @@ def _is_address(url: str) -> bool:
 
 
 class ClassSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One priority class of one model."""
+    """One priority class of one model. What is absent is as the gateway has it, or no limit."""
 
     queue_limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
     """Admit while fewer wait in the engine; default 3, for batch 1."""
+    wait_s: Seconds | None = None
+    """A job may wait in the queue for so long; absent: `gateway.wait_<class>_s`."""
+    inflight_max: Count | None = None
+    """Most jobs of the class in flight, over all backends of the model."""
+    user_inflight_max: Count | None = None
+    """Most jobs that one user may have in flight, of any class, for another of this class to be
+    admitted. Of the people that divide a key's share each has this limit."""
+    jobs_max: Count | None = None
+    """Most jobs of one user waiting in this class; absent: as the gateway has it."""
+
+
+LEAST = 0.001
+"""The greater of two weights or prices is no smaller, so that every job has a cost."""
+
+
+class TokenWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a token costs with `fairness = "tokens"`, relative to each other.
+
+    The defaults are the Virtual Token Counter's 1 and 2 (Sheng et al., OSDI 2024, arXiv
+    2401.00588), with input from the engine's cache at a tenth.
+    """
+
+    input: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 1.0
+    cached: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 0.1
+    """Input tokens that the engine found in its cache."""
+    output: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 2.0
+
+    def __post_init__(self) -> None:
+        if self.cached > self.input:
+            raise ValueError("a cached token's weight may not be above that of an input token")
+        if max(self.input, self.output) < LEAST:
+            raise ValueError(f"one of the weights of input and output is at least {LEAST}")
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A model's prices with `fairness = "price"`, in any currency, per million tokens."""
+
+    input: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
+    cached_input: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    """Of input tokens that the engine found in its cache; absent: as `input`."""
+    output: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
+
+    def __post_init__(self) -> None:
+        if self.cached_input is not None and self.cached_input > self.input:
+            raise ValueError("the price `cached_input` may not be above `input`")
+        if max(self.input, self.output) < LEAST:
+            raise ValueError(f"one of the prices `input` and `output` is at least {LEAST}")
+
+
+Fairness = Literal["requests", "tokens", "time", "price", "kv"]
+_NO_CLASS = ClassSettings()
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -100,18 +111,44 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     aliases: list[Name] = []
     """Other names it answers to."""
     backends: list[BackendSettings] = []
-    fairness: Literal["tokens", "requests"] = "tokens"
-    """What a job costs its user."""
-    class_policy: Literal["strict"] = "strict"
-    """Each class is an order of its own; a lower one runs when the higher have nothing waiting."""
+    fairness: Fairness = "tokens"
+    """What a job costs its user: `common/cost.py` has the formulas."""
+    tokens: TokenWeights = TokenWeights()
+    price: Price | None = None
+    """Required with `fairness = "price"`."""
+    class_policy: Policy = "weighted"
+    """`weighted`: interactive and standard are one order, batch is one behind it. `strict`: each
+    class is an order of its own. A lower order runs when the higher have nothing waiting."""
+    interactive_weight: Annotated[float, msgspec.Meta(ge=1, le=1_000)] = 4.0
+    """With `weighted`: a user's interactive jobs are charged at this fraction of their cost."""
+    floor_share: Annotated[float, msgspec.Meta(ge=0, le=0.5)] = 0.02
+    """Share of what an order is charged that each lower one which waits may run all the same."""
+    slots: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    """Slots of all its backends together, where known; absent: their `max_num_seqs`, or learned."""
+    reserved_slots: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
+    """Slots kept for users with nothing in flight; absent: one in 32, 1 of 16 to 31, 0 of fewer."""
+    batch_headroom: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.125
+    """Share of each engine's slots, rounded up, that batch leaves free for others, where slots are
+    known."""
+    engine_priority: bool = False
+    """Whether its engines order their own queue by priority (vLLM's `--scheduling-policy
+    priority`): then each request is sent with one."""
     class_: dict[PriorityClass, ClassSettings] = msgspec.field(default_factory=dict, name="class")
+
+    def __post_init__(self) -> None:
+        if self.fairness == "price" and self.price is None:
+            raise ValueError('fairness = "price" needs `price`')
+        if self.slots is not None and (self.reserved_slots or 0) >= self.slots:
+            raise ValueError("`reserved_slots` is below `slots`")
+
+    def of_class(self, cls: str) -> ClassSettings:
+        """The settings of a class; nothing set where it is not named."""
+        return self.class_.get(cls, _NO_CLASS)  # type: ignore[call-overload,no-any-return]
 
     def queue_limit(self, cls: str) -> int:
         """How many jobs may wait in one backend while a job of `cls` is admitted."""
-        settings = self.class_.get(cls)  # type: ignore[call-overload]
-        if settings is not None and settings.queue_limit is not None:
-            return int(settings.queue_limit)
-        return 1 if cls == "batch" else 3
+        limit = self.of_class(cls).queue_limit
+        return limit if limit is not None else 1 if cls == "batch" else 3
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -133,6 +170,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Most jobs of one user waiting in one class."""
     user_batch_jobs_max: Count = 10_000
     user_bytes_max: Bytes = 256 << 20
+    key_bytes_max: Bytes = 512 << 20
+    """Most bytes waiting of all people that divide one key's share."""
     model_jobs_max: Count = 20_000
     model_bytes_max: Bytes = 1 << 30
     wait_interactive_s: Seconds = 110.0
@@ -206,10 +245,4 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 if name in seen:
                     raise ValueError(f"models {seen[name]!r} and {model!r} share the name {name!r}")
                 seen[name] = model
-        digests = [k.digest() for k in self.keys]
-        if len(set(digests)) != len(digests):
-            raise ValueError("two [[keys]] have the same secret")
-        weights: dict[str, float] = {}
-        for key in self.keys:
-            if weights.setdefault(key.user, key.weight) != key.weight:
-                raise ValueError(f"keys of user {key.user!r} have different weights")
+        check_keys(self.keys)

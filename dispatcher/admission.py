@@ -6,8 +6,10 @@ by seconds in practice, so they add only what the leader cannot know: foreign lo
 F = max(0, W - greatest U of the last 6 s), where W is what the engine says is waiting. Taking the
 greatest U makes a late W blame nobody for jobs that were the leader's own.
 
-A job is admitted while U + F stays below the class's limit. So the engine's own queue, which
-nobody can reorder, stays short, and each first byte makes room without waiting for a poll.
+A job is admitted while U + F stays below max(limit of the class, ⌈µ·d⌉). So the engine's own queue,
+which nobody can reorder, stays short, and each first byte makes room without waiting for a poll.
+µ is completions a second here and d the delay until one is noticed and made up for: where jobs are
+so short that many end within d, fewer waiting than that would leave slots unused.
 """
 
 import math
@@ -18,6 +20,10 @@ from collections.abc import Collection
 import msgspec
 
 from dispatcher.engines import EngineFacts
+from dispatcher.peak import Peak
+from dispatcher.rate import Rate
+from dispatcher.slots import EngineSlots
+from dispatcher.why import Why
 
 BATCH = "batch"
 """The class that runs only where nothing else does."""
@@ -30,16 +36,24 @@ FIRST_BYTE_S = 1.0
 """Median time to the first byte where none was measured."""
 FIRST_BYTES_MAX = 64
 """How many measured times the median is taken from."""
+NOTICE_S = 0.05
+"""d: round trip, one engine step and the pop. It is a bound, not measured: the time to a first byte
+holds the wait in the engine too, and a limit that grows with that wait would never stop growing."""
+COMPLETED_S = 10.0
+"""µ is the mean of this time."""
+HEADROOM = 0.125
+"""Batch leaves this share of the slots free, rounded up."""
 KV_TRIAL_S = 5.0
 """A backend whose KV memory is full, though nothing was in flight there for so long, gets one job:
 its gauge may have stuck."""
 
 
 class Room(msgspec.Struct, frozen=True):
-    """How many jobs may be sent now; where none, why."""
+    """How many jobs may be sent now; where none, why: for people, and as one of a closed set."""
 
     n: int
     reason: str = ""
+    why: Why = Why.OPEN
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -48,37 +62,6 @@ class Counts(msgspec.Struct, frozen=True):
     inflight: int
     unstarted: int
     foreign: int
-
-
-class Peak:
-    """The greatest value of a step function over the last `width` seconds.
-
-    Keeps falling values only, so never more than the greatest value it was given.
-    """
-
-    def __init__(self, width: float) -> None:
-        self._width = width
-        self._value = 0
-        self._past: deque[tuple[float, int]] = deque()
-        """(until, value), each value lower than the one before: only these can still matter."""
-
-    def set(self, now: float, value: int) -> None:
-        """The function has this value from now on; times must not fall."""
-        if value < self._value:
-            while self._past and self._past[-1][1] <= self._value:
-                self._past.pop()
-            self._past.append((now, self._value))
-        self._value = value
-        self._expire(now)
-
-    def peak(self, now: float) -> int:
-        """The greatest value at any time from `now - width` to `now`."""
-        self._expire(now)
-        return max(self._value, self._past[0][1]) if self._past else self._value
-
-    def _expire(self, now: float) -> None:
-        while self._past and self._past[0][0] < now - self._width:
-            self._past.popleft()
 
 
 class _Run(msgspec.Struct):
@@ -102,12 +85,14 @@ class BackendLoad:
     def __init__(self, *, max_num_seqs: int | None = None, kv_max: float = 0.92) -> None:
         self.facts: EngineFacts | None = None
         """The last that was read, however old."""
-        self._slots = max_num_seqs
+        self.slots = EngineSlots(max_num_seqs)
         self._kv_max = kv_max
         self._runs: dict[str, _Run] = {}
         self._quiet: dict[str, None] = {}
         """Unstarted jobs that give no first byte before they are done, oldest first."""
+        self._inflight: Counter[str] = Counter()
         self._unstarted: Counter[str] = Counter()
+        self._completed = Rate(COMPLETED_S)
         self._peak = Peak(PEAK_S)
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_MAX)
         self._foreign = 0
@@ -129,6 +114,7 @@ class BackendLoad:
                 return
             self.ended(now, job)
         self._runs[job] = _Run(cls, streams, mine, now)
+        self._inflight[cls] += 1
         self._unstarted[cls] += 1
         if not streams:
             self._quiet[job] = None
@@ -146,10 +132,14 @@ class BackendLoad:
 
     def ended(self, now: float, job: str) -> None:
         """It is at this backend no longer, however it ended. Unknown jobs are ignored."""
-        if job not in self._runs:
+        run = self._runs.get(job)
+        if run is None:
             return
+        if not run.unstarted:
+            self._completed.count(now)
         self._start(now, job)
         del self._runs[job]
+        self._inflight[run.cls] -= 1
         if not self._runs:
             self._empty_since = now
 
@@ -172,6 +162,7 @@ class BackendLoad:
         self._fresh_until = now + FRESH_PERIODS * period
         self._foreign = max(0, (facts.waiting or 0) - self._peak.peak(now))
         self._infer(now, facts, now if asked_at is None else asked_at)
+        self.slots.polled(now, facts, len(self._runs) - self._unstarted.total())
         if facts.kv is None or facts.kv < self._kv_max:
             self._kv_full_since = None
         elif self._kv_full_since is None:
@@ -184,6 +175,7 @@ class BackendLoad:
     def poll_failed(self, now: float) -> None:
         """The engine's page could not be read; what was read before stays until it is stale."""
         self.failures += 1
+        self.slots.poll_failed(self.failures)
 
     def fresh(self, now: float) -> bool:
         """Whether the facts are young enough to go by."""
@@ -195,36 +187,57 @@ class BackendLoad:
         foreign = self._foreign if self._load_known(now) else 0
         return Counts(len(self._runs), self._unstarted.total(), foreign)
 
-    def room(self, now: float, cls: str, limit: int, *, others_waiting: bool) -> Room:
+    def inflight(self, cls: str) -> int:
+        """Jobs of a class in flight."""
+        return self._inflight[cls]
+
+    def room(
+        self, now: float, cls: str, limit: int, *, floor: bool = False, slots: int | None = None,
+        headroom: float = HEADROOM,
+    ) -> Room:  # fmt: skip
         """How many jobs of a class may be sent now.
 
         `limit`: jobs of this class are admitted while fewer wait in the engine.
-        `others_waiting`: a job of another class waits in the queue (batch then gives way).
+        `floor`: a job that runs for its class's floor share need not give way, though it is batch.
+        `slots`: of this backend, where they are known otherwise than here. `headroom`: the share
+        of them that batch leaves free.
         """
         c = self.counts(now)
         known = self._load_known(now)
-        limit = limit if known else min(limit, 1)
-        if cls == BATCH and (reason := self._batch_gives_way(c, others_waiting)):
-            return Room(0, reason)
+        limit = max(limit, self._keeps_up(now)) if known else min(limit, 1)
+        if cls == BATCH and not floor and (reason := self._batch_gives_way(c)):
+            return Room(0, reason, Why.GIVES_WAY)
         n = limit - (c.unstarted + c.foreign)
         if n <= 0:
             why = "" if known else self._doubt(now) + ": "
-            return Room(0, f"{why}{c.unstarted + c.foreign} waiting ≥ limit {limit}")
-        if self._slots is not None:
-            n = min(n, self._slots + limit - c.inflight)
+            text = f"{why}{c.unstarted + c.foreign} waiting ≥ limit {limit}"
+            return Room(0, text, Why.LIMIT if known else Why.STALE)
+        most = self._slots_for_batch(slots, headroom)
+        if cls != BATCH or floor:
+            configured = self.slots.configured
+            most = None if configured is None else configured + limit  # others may wait for one
+        if most is not None:
+            n = min(n, most - c.inflight)
             if n <= 0:
-                return Room(0, f"slots {c.inflight} ≥ {self._slots} + {limit}")
+                return Room(0, f"{c.inflight} in flight ≥ {most}", Why.SLOTS)
         kv = self.facts.kv if self.facts is not None and self.fresh(now) else None
         if kv is not None and kv >= self._kv_max:
             n = min(n, self._trials(now))
             if n <= 0:
-                return Room(0, f"KV {kv:.2f} ≥ {self._kv_max:g}")
+                return Room(0, f"KV {kv:.2f} ≥ {self._kv_max:g}", Why.KV)
         return Room(n)
 
-    def _batch_gives_way(self, c: Counts, others_waiting: bool) -> str:
+    def _keeps_up(self, now: float) -> int:
+        """⌈µ·d⌉: jobs that end before the first of them is made up for."""
+        return math.ceil(self._completed.per_second(now) * NOTICE_S)
+
+    def _slots_for_batch(self, slots: int | None, headroom: float) -> int | None:
+        """Most jobs in flight for another of batch to be sent."""
+        n = slots or (None if self.slots.probed else self.slots.value)
+        return None if n is None else max(1, n - math.ceil(n * headroom))
+
+    def _batch_gives_way(self, c: Counts) -> str:
         others = c.unstarted - self._unstarted[BATCH]
-        if others_waiting:
-            return "other classes wait"
         if others:
             return f"{others} of other classes not started"
         return f"{c.foreign} of others waiting" if c.foreign else ""

@@ -16,9 +16,10 @@ import msgspec
 
 from common.errors import FairlaneError
 from common.settings import BackendSettings
-from dispatcher.admission import BackendLoad, Room
+from dispatcher.admission import HEADROOM, BackendLoad, Room
 from dispatcher.breaker import Breaker
 from dispatcher.engines import READERS, EngineFacts
+from dispatcher.why import Why
 
 log = logging.getLogger("fairlane.backends")
 
@@ -35,8 +36,7 @@ JITTER = 0.1
 TICK_S = 0.001
 """Pauses are not finer than that: a shorter sleep need not move a coarse clock at all."""
 MISSES_MAX = 3
-"""A backend that was reached counts as unreachable after so many polls in a row that were not
-connected: one that is busy may not take a connection in time."""
+"""So many polls in a row without a connection make it unreachable: a busy one may miss some."""
 WARN_S = 60.0
 """At most one warning of each kind a backend in this time."""
 
@@ -82,16 +82,24 @@ class Backend:
         self.metrics_up = False
         """Whether the last poll told anything."""
 
-    def room(self, now: float, cls: str, limit: int, *, others_waiting: bool) -> Room:
+    def room(
+        self, now: float, cls: str, limit: int, *, floor: bool = False, slots: int | None = None,
+        headroom: float = HEADROOM,
+    ) -> Room:  # fmt: skip
         """How many jobs of a class may be sent now, breaker and load considered."""
-        room = self.load.room(now, cls, limit, others_waiting=others_waiting)
+        room = self.load.room(now, cls, limit, floor=floor, slots=slots, headroom=headroom)
         n = self.breaker.room(now, room.n)
         if n == room.n:
             return room
         if n:
             return Room(n)
         wait = self.breaker.wait(now)
-        return Room(0, f"refused, next try in {wait:.1f} s" if wait else "refused, on trial")
+        text = f"refused, next try in {wait:.1f} s" if wait else "refused, on trial"
+        return Room(0, text, Why.REFUSED)
+
+    def usable(self, now: float) -> bool:
+        """Whether its slots count: not while it refuses jobs or cannot be reached."""
+        return self.reachable is not False and self.breaker.state(now) == "closed"
 
     def sent(self, now: float, job: str, cls: str, *, streams: bool) -> None:
         """This dispatcher sends a job there."""

@@ -129,12 +129,13 @@ class Closing:
         produced = run.started or bool(ending.frames)
         served = ending.outcome in (Outcome.FINISHED, Outcome.CANCELLED) or run.started
         usage = run.spent() if produced else None
-        end = run.out.end(ending.outcome, ending.message, usage, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        end = run.out.end(ending.outcome, ending.message, usage, now)
         await run.out.flush()
         batch = run.out.batch([*ending.frames, end])
-        whole = ending.outcome is Outcome.FINISHED and run.meta.max_output
-        learn = run.spent().output if whole else None
-        cost = run.cost() if served else 0.0
+        whole = ending.outcome is Outcome.FINISHED and run.pricing.learns(run.meta.max_output)
+        learn = run.pricing.unit(run.spent(), run.seconds(now)) if whole else None
+        cost = run.cost(now) if served else 0.0
         for _ in range(2):
             word = await self._persist(
                 lambda: run.queue.settle(

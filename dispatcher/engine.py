@@ -174,9 +174,14 @@ class EngineClient:
         self._transport = transport
 
     async def send(
-        self, url: str, path: str, body: bytes, *, stream: bool, api_key: str | None, job: str
-    ) -> Answer:
-        """POST a body. Returns at the response's head; raises Refused or Broken."""
+        self, url: str, path: str, body: bytes, *, stream: bool, api_key: str | None, job: str,
+        priority: int | None = None,
+    ) -> Answer:  # fmt: skip
+        """POST a body. Returns at the response's head; raises Refused or Broken.
+
+        `priority`: for engines that order their own queue by it (vLLM takes it from a header on
+        all paths, and that one over the body's).
+        """
         headers = {
             "content-type": "application/json",
             "accept": "text/event-stream" if stream else "application/json",
@@ -187,6 +192,8 @@ class EngineClient:
         }
         if api_key is not None:
             headers["authorization"] = f"Bearer {api_key}"
+        if priority is not None:
+            headers["x-vllm-priority"] = str(priority)
         request = httpx.Request(
             "POST", _url(url, path), headers=headers,
             content=body if len(body) <= PIECE_BYTES else _Pieces(body),

@@ -7,29 +7,26 @@ the jobs that Redis says are ours and that are not known here are given back.
 
 import asyncio
 import logging
-from collections.abc import Callable
 
-import msgspec
-
-from common.broker import Broker
-from common.cost import Fairness
+from common.cost import pricing
 from common.errors import BrokerError, WireError
 from common.jobs import Lease, Popped
-from common.keys import CLASSES
-from common.metrics import DispatcherMetrics
+from common.keys import CLASSES, GROUPS
 from common.outcomes import Outcome
-from common.publish import Publisher
-from common.queue import Queue
-from common.settings import DispatcherSettings, ModelSettings
+from common.queue import POP_BYTES_MAX, Queue
+from common.settings import ModelSettings
 from common.wire import JobMeta, decode_meta
 from dispatcher.backends import Backend
 from dispatcher.census import Census
+from dispatcher.facts import Facts
 from dispatcher.leadership import Leadership, wait
+from dispatcher.parts import Parts
 from dispatcher.rate import Rate
 from dispatcher.reaper import Reaper
-from dispatcher.relay import Relay
-from dispatcher.routing import Place, Router
-from dispatcher.runs import Run, Runs
+from dispatcher.routing import Router
+from dispatcher.runs import Run
+from dispatcher.turns import Round, Turn, engine_priority
+from dispatcher.why import Why
 
 log = logging.getLogger("fairlane.loop")
 
@@ -44,20 +41,6 @@ POP_MAX = 64
 """Most jobs in one `pop`."""
 
 
-class Parts(msgspec.Struct, frozen=True):
-    """What all models of one dispatcher process share."""
-
-    broker: Broker
-    owner: str
-    settings: DispatcherSettings
-    runs: Runs
-    relay: Relay
-    publisher: Publisher
-    metrics: DispatcherMetrics
-    known: Callable[[str], bool]
-    """Whether `fl:models` has held this model for a while."""
-
-
 class ModelLoop:
     """One model in one dispatcher process; pops only while it leads."""
 
@@ -67,19 +50,24 @@ class ModelLoop:
         self.model = model
         self.backends = backends
         self._parts = parts
-        self._fairness: Fairness = settings.fairness
-        self._limits = {c: settings.queue_limit(c) for c in CLASSES}
-        self.queue = Queue(parts.broker, model)
+        self._settings = settings
+        self._pricing = pricing(settings)
+        self._facts = Facts(settings, backends)
+        self.queue = Queue(parts.broker, model, settings.class_policy)
         s = parts.settings
         self._leadership = Leadership(self.queue, parts.owner, s, parts.known, self._led)
         self.election = self._leadership.election
         self._reaper = Reaper(parts.broker, self.queue, parts.owner, s)
         self._router = Router()
         self._waiting = dict.fromkeys(CLASSES, 0)
+        self._due: tuple[str, ...] = ()
+        """Groups whose floor share is due."""
         self._rung = dict.fromkeys(CLASSES, 0)
         """Bells of enqueued jobs: one that rings while Redis counts may be of a job not counted."""
         self._look = True
         """Whether a class may have jobs that `_waiting` does not count."""
+        self._turns: Round | None = None
+        """Used again until something changes for those who wait."""
         self._reconcile = True
         self._census = Census(self.queue, parts.owner, parts.runs, parts.settings)
         self._wake = asyncio.Event()
@@ -116,6 +104,8 @@ class ModelLoop:
                 elif event in ("settle", "requeue"):
                     backend.load.ended(now, job)
                     self._census.others.discard(job)
+        if event != "start":
+            self._turns = None
         self._look = self._look or event in ("requeue", "assert")
         if event not in ("cancel", "give"):
             self._wake.set()
@@ -166,44 +156,48 @@ class ModelLoop:
                 self._wake.set()
 
     async def _round(self) -> None:
-        """Pop for every class, highest first, as much as there is room for."""
-        look, self._look = self._look, False
-        above = 0
-        for cls in CLASSES:
-            while self._waiting[cls] > 0 or look:
-                places = self._places(cls, above)
-                if not places:
-                    self._parts.metrics.closed(self.model)
-                    self._look = self._look or look
-                    return
-                issued, rung = asyncio.get_running_loop().time(), self._rung[cls]
-                popped = await self._pop(cls, places)
-                if popped.word != "popped":
-                    self._look = True
-                    return
-                self._waiting[cls] = popped.left + self._rung[cls] - rung
-                self._parts.metrics.waiting(self.model, cls, popped.left)
-                self._take(popped.leases, issued)
-                if not popped.leases or not popped.left:
-                    break
-            above += self._waiting[cls]
+        """Pop turn after turn, until nothing that waits may run."""
+        parts, now = self._parts, asyncio.get_running_loop().time
+        if self._turns is None or self._look:
+            groups = GROUPS[self.queue.keys.policy]
+            self._turns = Round(groups, self._facts.rules, self._router)
+        turns = self._turns
+        while True:
+            look, self._look = self._look, False
+            most = min(POP_MAX, parts.settings.running_max - len(parts.runs))
+            issued, rung = now(), self._rung.copy()
+            view = self._facts.view(issued, self._waiting, self._due, look=look, most=most)
+            turn = turns.next(view)
+            if turn is None:
+                self._look = self._look or look
+                self._close(turns.why, issued)
+                return
+            popped = await self._pop(turn)
+            if popped.word != "popped":
+                self._look = True
+                return
+            self._waiting = {c: n + self._rung[c] - rung[c] for c, n in popped.left.items()}
+            self._due = popped.due
+            self._take(popped.leases, issued)
+            cut = sum(len(lease.body) for lease in popped.leases) >= POP_BYTES_MAX
+            turns.told(turn, len(popped.leases), cut=cut)
 
-    def _places(self, cls: str, above: int) -> list[str]:
-        now = asyncio.get_running_loop().time()
-        rooms = {}
-        for backend in self.backends:
-            room = backend.room(now, cls, self._limits[cls], others_waiting=above > 0)
-            rooms[backend.url] = Place(room.n, backend.load.counts(now).inflight)
-        most = min(POP_MAX, self._parts.settings.running_max - len(self._parts.runs))
-        return self._router.places(rooms, most) if most > 0 else []
+    def _close(self, why: Why, now: float) -> None:
+        for cls, jobs in self._waiting.items():
+            self._parts.metrics.waiting(self.model, cls, jobs)
+        if why is not Why.OPEN:
+            self._parts.metrics.closed(self.model, why)
+        if why in (Why.RESERVED, Why.SLOTS):
+            self._facts.bound(now)
 
-    async def _pop(self, cls: str, places: list[str]) -> Popped:
+    async def _pop(self, turn: Turn) -> Popped:
         """One `pop`, carried through even when this task is cancelled meanwhile."""
         parts = self._parts
         popping = asyncio.ensure_future(
             self.queue.pop(
-                cls, places, parts.owner, self.election.term,
-                lease_ms=parts.settings.job_lease_ms,
+                turn.classes, turn.places, parts.owner, self.election.term, anyone=turn.anyone,
+                user_max=turn.user_max, floor=self._settings.floor_share,
+                start=self._pricing.start, lease_ms=parts.settings.job_lease_ms,
             )
         )  # fmt: skip
         try:
@@ -230,6 +224,7 @@ class ModelLoop:
             streams = meta is not None and meta.stream
             backend.sent(now, lease.job, lease.cls, streams=streams)
             self._router.sent(backend.url)
+            self._reaper.saw(lease.cls, lease.user)
             self._parts.metrics.popped(self.model, lease.cls, 1)
             relay = self._relay(lease, meta, backend, issued)
             task = asyncio.create_task(relay, name=lease.job)
@@ -250,8 +245,15 @@ class ModelLoop:
             backend.ended(asyncio.get_running_loop().time(), lease.job)
             return
         leads = self._leadership.leads
-        run = Run(lease, meta, self.queue, backend, self._fairness, out, issued, leads)
-        await parts.relay.run(run, self.wake)
+        run = Run(lease, meta, self.queue, backend, self._pricing, out, issued, leads)
+        if self._settings.engine_priority:
+            run.priority = engine_priority(lease.cls, lease.inflight)
+        await parts.relay.run(run, self.wake, self._settled)
+
+    def _settled(self) -> None:
+        """Its user has one job less in flight, and may go where it was passed over."""
+        self._turns = None
+        self._wake.set()
 
     def _relayed(self, task: asyncio.Task[None]) -> None:
         self._relays.discard(task)
@@ -274,7 +276,7 @@ class ModelLoop:
                     await self._learn(give_back=False)
             except BrokerError as e:
                 log.debug("%s: reaping: %s", self.model, e)
-            self._measure()
+            self._facts.measure(loop.time(), self.model, self._parts.metrics)
 
     async def _learn(self, *, give_back: bool) -> None:
         """Read what waits and what runs (strays only between pops, whose jobs are not known here
@@ -285,12 +287,3 @@ class ModelLoop:
         self._waiting = {c: n + self._rung[c] - rung[c] for c, n in waiting.items()}
         if give_back:
             self._reconcile = False
-
-    def _measure(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for b in self.backends:
-            counts = b.load.counts(now)
-            self._parts.metrics.backend(
-                self.model, b.url, counts.inflight, counts.unstarted, counts.foreign,
-                b.load.fresh(now),
-            )  # fmt: skip

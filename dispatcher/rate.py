@@ -7,9 +7,10 @@ COUNTED_MAX = 60_000
 
 
 class Rate:
-    """Events a second over the last minute; of more than COUNTED_MAX the newest count."""
+    """Events a second over the last `window_s`; of more than COUNTED_MAX the newest count."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
         self._at: deque[float] = deque(maxlen=COUNTED_MAX)
 
     def count(self, now: float) -> None:
@@ -18,6 +19,6 @@ class Rate:
 
     def per_second(self, now: float) -> float:
         """0 when it did not happen."""
-        while self._at and self._at[0] < now - WINDOW_S:
+        while self._at and self._at[0] < now - self._window_s:
             self._at.popleft()
-        return len(self._at) / WINDOW_S
+        return len(self._at) / self._window_s

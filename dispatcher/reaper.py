@@ -11,7 +11,7 @@ from common import keys
 from common.broker import Broker
 from common.errors import BrokerError
 from common.jobs import Due
-from common.keys import CLASSES
+from common.keys import GROUPS
 from common.outcomes import Outcome
 from common.queue import Queue
 from common.settings import DispatcherSettings
@@ -22,6 +22,8 @@ log = logging.getLogger("fairlane.reaper")
 
 DEAD_MAX = 100
 """Most dead gateway replicas looked after at once."""
+SWEPT_MAX = 1_000
+"""Most sweeps of counters under way; keys beyond are swept when they are seen again."""
 DEADLINE_MESSAGE = "The request waited longer than its class may wait."
 
 
@@ -35,24 +37,36 @@ class Reaper:
         self._queue = queue
         self._owner = owner
         self._settings = settings
-        self._cursors = dict.fromkeys(CLASSES, "0")
-        self._turn = 0
+        groups = [group for group, _ in GROUPS[queue.keys.policy]]
+        self._cursors = {(group, ""): "0" for group in groups}
+        """(group, key whose sub-users' counters are swept) -> where the sweep goes on; each look
+        takes the first of them and puts it last."""
 
     async def round(self, term: int) -> int:
         """One look. How many things were due. Raises BrokerError."""
         dead = await self._dead_gateways()
-        cls = CLASSES[self._turn % len(CLASSES)]
-        self._turn += 1
+        group, key = swept = next(iter(self._cursors))
+        cursor = self._cursors.pop(swept)
+        self._cursors[swept] = cursor
         reaped = await self._queue.reap(
-            self._owner, term, dead, cls, self._cursors[cls],
-            lease_ms=self._settings.job_lease_ms,
-        )  # fmt: skip
+            self._owner, term, dead, group, key, cursor, lease_ms=self._settings.job_lease_ms
+        )
         if reaped is None:
             return 0
-        due, self._cursors[cls] = reaped
+        due, cursor = reaped
+        if key and cursor == "0":
+            del self._cursors[swept]  # until a sub-user of it is seen again
+        else:
+            self._cursors[swept] = cursor
         for thing in due:
             await self._end(thing)
         return len(due)
+
+    def saw(self, cls: str, user: str) -> None:
+        """A job of this user (its path) was popped: the counters beside its own are to be swept."""
+        key = keys.parent(user)
+        if key and len(self._cursors) < SWEPT_MAX:
+            self._cursors.setdefault((self._queue.keys.classes[cls].group, key), "0")
 
     async def _dead_gateways(self) -> list[str]:
         now = await self._broker.now_ms()

@@ -51,8 +51,9 @@ class Relay:
         self._settings = settings
         self._metrics = metrics
 
-    async def run(self, run: Run, wake: Callable[[], None]) -> None:
-        """One run to its end. `wake` is called when its backend has a place again."""
+    async def run(self, run: Run, wake: Callable[[], None], settled: Callable[[], None]) -> None:
+        """One run to its end. `wake` is called when its backend has a place again, `settled` once
+        its user has one job less in flight."""
         self._runs.add(run)
         run.task = asyncio.current_task()
         try:
@@ -63,6 +64,7 @@ class Relay:
                 await run.answer.close()
                 run.answer = None
             await self._closing.finish(run, ending)
+            settled()
             if run.answer is not None:
                 await self._hang_up(run.answer)
         finally:
@@ -103,7 +105,7 @@ class Relay:
         try:
             answer = await self._client.send(
                 backend.url, run.meta.path, lease.body, stream=run.meta.stream,
-                api_key=backend.settings.api_key, job=lease.job,
+                api_key=backend.settings.api_key, job=lease.job, priority=run.priority,
             )  # fmt: skip
         except Refused:
             self._refused(run)

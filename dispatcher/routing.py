@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from dispatcher.why import Why
+
 
 class Place(msgspec.Struct, frozen=True):
     """What one backend may get now."""
@@ -17,6 +19,8 @@ class Place(msgspec.Struct, frozen=True):
     """How many more jobs it may be sent; none at 0 or below."""
     inflight: int
     """How many it has."""
+    why: Why = Why.OPEN
+    """Why there is no room."""
 
 
 class Router:

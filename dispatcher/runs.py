@@ -11,8 +11,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from common import cost
 from common.broker import Broker
+from common.cost import Pricing
 from common.errors import BrokerError
 from common.jobs import Lease
 from common.outcomes import Outcome
@@ -41,7 +41,7 @@ class Run:
         meta: JobMeta,
         queue: Queue,
         backend: Backend,
-        fairness: cost.Fairness,
+        pricing: Pricing,
         out: Outgoing,
         now: float,
         leads: Callable[[], bool],
@@ -51,7 +51,7 @@ class Run:
         self.meta = meta
         self.queue = queue
         self.backend = backend
-        self.fairness = fairness
+        self.pricing = pricing
         self.out = out
         self.leads = leads
         self.leased_at = now
@@ -67,6 +67,8 @@ class Run:
         self.task: asyncio.Task[None] | None = None
         """The relay's, while the engine has its part; None before and after."""
         self.answer: Answer | None = None
+        self.priority: int | None = None
+        """Told to an engine that orders its own queue."""
 
     def stop(self, why: Outcome) -> None:
         """Hang up on the engine and end the run with this outcome, unless it ends already."""
@@ -79,9 +81,13 @@ class Run:
         """What the engine told, or as far as can be counted from outside."""
         return self.usage or Usage(self.meta.input, 0, self.output)
 
-    def cost(self) -> float:
+    def seconds(self, now: float) -> float:
+        """Since the request was sent, what it waits inside the engine included."""
+        return now - self.sent_at
+
+    def cost(self, now: float) -> float:
         """Cost of what was spent so far, before weighting."""
-        return cost.real(self.fairness, self.spent())
+        return self.pricing.real(self.spent(), self.seconds(now))
 
 
 class Runs:
@@ -194,17 +200,14 @@ class Runs:
         run.stop(Outcome.CANCELLED if words == ["cancelled"] else Outcome.LOST)
         return False
 
-    def _grouped(self) -> dict[tuple[str, str], list[Run]]:
-        groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    def _by_model(self) -> list[list[Run]]:
+        groups: dict[str, list[Run]] = defaultdict(list)
         for run in self._runs.values():
-            groups[run.queue.model, run.lease.cls].append(run)
-        return groups
+            groups[run.queue.model].append(run)
+        return list(groups.values())
 
     async def _renew(self) -> None:
-        by_model: dict[str, list[Run]] = defaultdict(list)
-        for run in self._runs.values():
-            by_model[run.queue.model].append(run)
-        for runs in by_model.values():
+        for runs in self._by_model():
             for i in range(0, len(runs), BATCH):
                 await self._renew_batch(runs[i : i + BATCH])
 
@@ -225,12 +228,13 @@ class Runs:
                 run.stop(Outcome.CANCELLED if word == "cancelled" else Outcome.LOST)
 
     async def _charge(self) -> None:
-        for (_, cls), runs in self._grouped().items():
-            due = [(r, c) for r in runs if (c := r.cost()) > r.charged * r.lease.weight]
+        now = asyncio.get_running_loop().time()
+        for runs in self._by_model():
+            due = [(r, c) for r in runs if (c := r.cost(now)) > r.charged * r.lease.weight]
             for i in range(0, len(due), BATCH):
                 part = due[i : i + BATCH]
-                jobs = [(r.lease.job, r.lease.attempt, c) for r, c in part]
-                words = await part[0][0].queue.charge(cls, jobs, self._owner)
-                for (run, c), word in zip(part, words, strict=True):
+                costs = [(run.lease, cost) for run, cost in part]
+                words = await part[0][0].queue.charge(costs, self._owner)
+                for (run, cost), word in zip(part, words, strict=True):
                     if word == "raised":
-                        run.charged = c / run.lease.weight
+                        run.charged = cost / run.lease.weight

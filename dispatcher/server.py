@@ -30,7 +30,8 @@ from common.wire import (
 from dispatcher.backends import Backend, Poller
 from dispatcher.closing import Closing
 from dispatcher.engine import EngineClient, open_transport
-from dispatcher.loop import ModelLoop, Parts
+from dispatcher.loop import ModelLoop
+from dispatcher.parts import Parts
 from dispatcher.relay import Relay
 from dispatcher.runs import Runs
 

@@ -4,6 +4,7 @@ What each failure is called stands in two tables here and nowhere else. No text 
 prompt, a secret, a path or the name of a part.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -169,8 +170,12 @@ def ending(outcome: Outcome, message: str = "", retry_after_s: int = RETRY_S_MIN
 def retry_after(waiting: int, drain: float) -> int:
     """Seconds until about `waiting` jobs are through at `drain` jobs a second, 1 to 60; an
     unknown rate counts as one a second."""
-    seconds = waiting / drain if drain > 0 else float(waiting)
-    return max(RETRY_S_MIN, min(RETRY_S_MAX, round(min(seconds, RETRY_S_MAX))))
+    return whole_retry_s(waiting / drain if drain > 0 else float(waiting))
+
+
+def whole_retry_s(seconds: float) -> int:
+    """Seconds as Retry-After tells them: whole, 1 to 60."""
+    return max(RETRY_S_MIN, min(RETRY_S_MAX, math.ceil(min(seconds, RETRY_S_MAX))))
 
 
 DONE = b"data: [DONE]\n\n"

@@ -15,6 +15,7 @@ from starlette.routing import Route, Router
 from gateway.answers import INTERNAL, NO_ROUTE, Refusal, wrong_method
 from gateway.client import Client, ClientGone, Receive, Scope, Send
 from gateway.front import Front
+from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
 from gateway.pages import Handler, Pages
 from gateway.routes import ROWS
@@ -70,7 +71,12 @@ class App:
     so when the app returns."""
 
     def __init__(
-        self, front: Front, pages: Pages, metrics: GatewayMetrics, cors_origins: Sequence[str]
+        self,
+        front: Front,
+        pages: Pages,
+        listing: Listing,
+        metrics: GatewayMetrics,
+        cors_origins: Sequence[str],
     ) -> None:
         self._front = front
         self._queued = {
@@ -80,6 +86,7 @@ class App:
             ("/healthz", pages.health),
             ("/readyz", pages.ready),
             ("/metrics", pages.metrics),
+            ("/v1/queue", listing.page),
             ("/v1/models", pages.models),
             ("/v1/models/{id:path}", pages.model),
         )

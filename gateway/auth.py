@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from common.key_settings import KeySettings
 from common.keys import CLASSES
-from common.settings import KeySettings
 from gateway.answers import UNAUTHORIZED, Refusal, bad_request
+from gateway.background import Rule, compiled
+from gateway.people import People, people
 
 CLASS_HEADER = "X-Fairlane-Class"
 _TIERS = {"priority": "interactive", "default": "standard", "flex": "batch"}
@@ -26,6 +28,12 @@ class Principal(msgspec.Struct, frozen=True):
     models: frozenset[str]
     """Empty: all."""
     comments: bool
+    people: People | None = None
+    """How its requests say who asks; None without keys."""
+    key_jobs: int = 0
+    """Most jobs of all people that divide its share waiting in one class of a model."""
+    background: tuple[Rule, ...] = ()
+    """Which of its requests nobody waits for."""
 
     def may_use(self, *names: str) -> bool:
         """Whether a model of any of these names is allowed."""
@@ -41,10 +49,11 @@ class Keys:
     def __init__(self, keys: Sequence[KeySettings]) -> None:
         self._by_digest = {
             k.digest(): Principal(
-                k.user, k.weight, tuple(k.classes), frozenset(k.models), k.comments
+                k.user, k.weight, tuple(k.classes), frozenset(k.models), k.comments, people(k),
+                k.key_jobs(), compiled(k.background),
             )
             for k in keys
-        }
+        }  # fmt: skip
 
     @property
     def open(self) -> bool:

@@ -7,8 +7,8 @@ from common import keys
 from common.broker import Broker
 from common.errors import BrokerError
 from common.outcomes import Outcome
-from common.queue import Queue
 from common.wire import Cancel, encode_controls
+from gateway.queues import Queues
 from gateway.tickets import Ticket
 
 log = logging.getLogger("fairlane.gateway")
@@ -25,8 +25,9 @@ AGAIN_S = 0.5
 class Cancels:
     """The cancels of one gateway replica. `run` owns what `give` was given."""
 
-    def __init__(self, broker: Broker, replica: str) -> None:
+    def __init__(self, broker: Broker, queues: Queues, replica: str) -> None:
         self._broker = broker
+        self._queues = queues
         self._replica = replica
         self._open: dict[str, tuple[Ticket, float]] = {}
         self._bell = asyncio.Event()
@@ -45,7 +46,7 @@ class Cancels:
 
         `due`: only where it waits and its deadline is past. Raises BrokerError.
         """
-        word, dispatcher = await Queue(self._broker, ticket.model).cancel(
+        word, dispatcher = await self._queues.of(ticket.model).cancel(
             ticket.job, ticket.cls, ticket.user, self._replica, reason, due=due
         )
         if word == "flagged" and dispatcher:

@@ -5,7 +5,7 @@ half of what a queue is about.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from gateway.answers import COMPRESSED, TOO_SLOW, Answer, Headers, Refusal, too_large
@@ -72,6 +72,12 @@ class Client:
         """The other end's address."""
         client = self.scope.get("client")
         return str(client[0]) if client else "unknown"
+
+    @property
+    def headers(self) -> Iterable[tuple[bytes, bytes]]:
+        """Names in lower case, and values, as they came."""
+        headers: Iterable[tuple[bytes, bytes]] = self.scope["headers"]
+        return headers
 
     async def read_body(self, limit: int) -> bytes:
         """The whole body. Raises Refusal for one that is compressed, larger than `limit` bytes (as

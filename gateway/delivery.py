@@ -115,14 +115,24 @@ class Delivery:
         self._note_tail(data)
         return data
 
-    def comment(self, place: int | None) -> Step | None:
-        """A comment line, which begins the stream where nothing was sent. None inside an event."""
+    def comment(self, place: int | None, eta_s: float | None = None) -> Step | None:
+        """A comment line, which begins the stream where nothing was sent. None inside an event, and
+        after the event that ends the stream.
+
+        `eta_s`: seconds until its turn, where known; told in whole ones, never less than one.
+        """
         if self._inside_event or (self._begun and not self._as_stream):
+            return None
+        if self._tail.endswith(DONE):
             return None
         if self.head is not None or place == 0:
             text = b": waiting\n"
         else:
-            text = b": queued\n" if place is None else b": queued position=%d\n" % place
+            text = b": queued"
+            if place is not None:
+                text += b" position=%d" % place
+                text += b"" if eta_s is None else b" eta=%d" % max(1, round(eta_s))
+            text += b"\n"
         if self._begun:
             return Step(data=text)
         self._begun = self._as_stream = True

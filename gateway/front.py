@@ -2,7 +2,6 @@
 
 import asyncio
 
-from common.cost import terms
 from common.jobs import NewJob
 from common.keys import CLASSES
 from common.settings import Settings
@@ -10,10 +9,13 @@ from common.wire import JobMeta, ServedModel, encode_meta
 from gateway import body as bodies
 from gateway.answers import RETRY_S_MIN, Refusal, unavailable
 from gateway.auth import Keys, Principal, choose_class, open_user
+from gateway.background import demoted
 from gateway.client import Client
 from gateway.metrics import GatewayMetrics
 from gateway.models import Models
 from gateway.pages import find
+from gateway.people import Who
+from gateway.policy import Policies
 from gateway.routes import Row, max_output
 from gateway.stream import Exchange, Timing
 from gateway.submit import Desk
@@ -35,6 +37,7 @@ class Front:
         settings: Settings,
         keys: Keys,
         models: Models,
+        policies: Policies,
         desk: Desk,
         watch: Watch,
         metrics: GatewayMetrics,
@@ -42,10 +45,10 @@ class Front:
         self._settings = settings
         self._keys = keys
         self._models = models
+        self._policies = policies
         self._desk = desk
         self._watch = watch
         self._metrics = metrics
-        self._wait_ms = {c: int(settings.gateway.wait_s(c) * 1000) for c in CLASSES}
         self._timings = {(c, quiet): _timing(settings, c, quiet) for c in CLASSES
                          for quiet in (False, True)}  # fmt: skip
         self.open = 0
@@ -89,7 +92,8 @@ class Front:
         new, model, timing = self._accept(
             row, client, principal, await client.read_body(self._settings.gateway.body_max_bytes)
         )
-        ticket = await self._desk.submit(new, model.name)
+        limits = self._policies.of(model.name).limits(new.cls, principal.key_jobs)
+        ticket = await self._desk.submit(new, model.name, limits)
         del new  # the ticket alone holds the body, so that it can be let go
         exchange = Exchange(client, ticket, self._desk, self._watch, self._metrics, timing)
         await exchange.run()
@@ -103,10 +107,12 @@ class Front:
         if not model.ready:
             raise Refusal(unavailable(self._desk.retry_after(model.name)))
         cls = choose_class(principal, client.cls, fields.service_tier)
+        cls = demoted(cls, principal.background, client.headers, fields.top)
+        who = _who(principal, client, fields)
         stream = row.streams and fields.stream
         estimate = row.estimate(fields)
         most = max_output(row, fields, estimate.choices)
-        configured = self._settings.models.get(model.name)
+        policy = self._policies.of(model.name)
         meta = JobMeta(
             path=row.path,
             dialect=row.dialect,
@@ -118,16 +124,23 @@ class Front:
         )
         new = NewJob(
             id=job_id(),
-            user=principal.user or open_user(fields.user, client.authorization, client.peer),
+            user=who.user,
+            sub=who.sub,
             cls=cls,
-            wait_ms=self._wait_ms[cls],
-            terms=terms(configured.fairness if configured else "tokens", estimate.input, most),
-            weight=principal.weight,
+            wait_ms=policy.wait_ms[cls],
+            terms=policy.pricing.terms(estimate.input, most),
+            weight=policy.weight(principal.weight, cls),
             replica=self._desk.replica,
             meta=encode_meta(meta),
             body=bodies.edited(fields, body, model=model.name, wants_usage=stream and row.usage),
         )
         return new, model, self._timings[cls, not (stream and principal.comments)]
+
+
+def _who(principal: Principal, client: Client, fields: bodies.Fields) -> Who:
+    if principal.people is None:
+        return Who(open_user(fields.user, client.authorization, client.peer))
+    return principal.people.who(client.headers, fields.user)
 
 
 def _timing(settings: Settings, cls: str, quiet: bool) -> Timing:

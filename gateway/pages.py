@@ -32,18 +32,18 @@ class Pages:
 
     async def health(self, client: Client) -> None:
         """The process runs."""
-        await _page(client, 200, _TEXT_TYPE, b"ok\n")
+        await page(client, 200, _TEXT_TYPE, b"ok\n")
 
     async def ready(self, client: Client) -> None:
         """Whether a request could be served; if not, why."""
         reasons = self._not_ready()
         body = msgspec.json.encode({"ready": not reasons, "reasons": reasons})
-        await _page(client, 503 if reasons else 200, JSON_TYPE, body)
+        await page(client, 503 if reasons else 200, JSON_TYPE, body)
 
     async def metrics(self, client: Client) -> None:
         """For Prometheus."""
         kind = (b"content-type", CONTENT_TYPE_LATEST.encode())
-        await _page(client, 200, kind, generate_latest(self._registry))
+        await page(client, 200, kind, generate_latest(self._registry))
 
     async def models(self, client: Client) -> None:
         """All models that the key may use, under each of their names."""
@@ -51,14 +51,14 @@ class Pages:
         found = usable(self._models, principal)
         data = [_model(name, served) for name, served in found]
         body = msgspec.json.encode({"object": "list", "data": data})
-        await _page(client, 200, JSON_TYPE, body)
+        await page(client, 200, JSON_TYPE, body)
 
     async def model(self, client: Client) -> None:
         """One of them, by the rest of the path, whatever characters it has."""
         principal = self._keys.principal(client.authorization)
         name: str = client.scope["path_params"]["id"]
         body = msgspec.json.encode(_model(name, find(self._models, principal, name)))
-        await _page(client, 200, JSON_TYPE, body)
+        await page(client, 200, JSON_TYPE, body)
 
 
 def usable(models: Models, principal: Principal) -> list[tuple[str, ServedModel]]:
@@ -87,6 +87,7 @@ def _model(name: str, served: ServedModel) -> dict[str, str | int]:
     }
 
 
-async def _page(client: Client, status: int, kind: tuple[bytes, bytes], body: bytes) -> None:
+async def page(client: Client, status: int, kind: tuple[bytes, bytes], body: bytes) -> None:
+    """A whole answer of a content type, that no cache may keep."""
     head = [kind, (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
     await client.respond(status, head, body)

@@ -16,10 +16,14 @@ from common.service import bind, serve_asgi
 from common.settings import Settings
 from gateway.app import App
 from gateway.auth import Keys
+from gateway.eta import Eta
 from gateway.front import Front
+from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
 from gateway.models import Models
 from gateway.pages import Pages
+from gateway.policy import Policies
+from gateway.queues import Queues
 from gateway.submit import Desk
 from gateway.watch import Watch
 
@@ -48,14 +52,18 @@ class Gateway:
         self.replica = replica
         self.follower = Follower(broker, replica, window=gateway.client_buffer_bytes)
         self.models = Models(broker, settings.models)
-        self._watch = Watch(broker)
+        policies = Policies(settings.models, gateway)
+        queues = Queues(broker, policies)
+        eta = Eta()
+        self._watch = Watch(queues, self.models, eta)
         self._beat_at = -_INF
         metrics = GatewayMetrics(registry or CollectorRegistry())
         keys = Keys(settings.keys)
-        self.desk = Desk(broker, self.follower, self.models, gateway, metrics)
-        self._front = Front(settings, keys, self.models, self.desk, self._watch, metrics)
+        self.desk = Desk(broker, self.follower, self.models, queues, eta, gateway, metrics)
+        self._front = Front(settings, keys, self.models, policies, self.desk, self._watch, metrics)
         pages = Pages(keys, self.models, metrics.registry, self.not_ready)
-        self.app = App(self._front, pages, metrics, gateway.cors_origins)
+        listing = Listing(broker, keys, self.models, queues, eta)
+        self.app = App(self._front, pages, listing, metrics, gateway.cors_origins)
 
     async def run(self) -> None:
         """The replica's own loops, until cancelled."""

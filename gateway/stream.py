@@ -74,6 +74,7 @@ class Exchange:
         self._shutting = False
         self._comment = False
         self._place: int | None = None
+        self._eta_s: float | None = None
 
     @property
     def waits(self) -> bool:
@@ -96,10 +97,11 @@ class Exchange:
             self._stuck = True
             self._task.cancel()
 
-    def comment(self, place: int | None) -> None:
-        """Send a comment: `place` in the queue, 0 where it does not wait, None if unknown."""
+    def comment(self, place: int | None, eta_s: float | None = None) -> None:
+        """Send a comment: `place` in the queue, 0 where it does not wait, None if unknown; and the
+        seconds until its turn, where known."""
         self.comment_at = self._loop.time() + self._timing.comment_every_s
-        self._place, self._comment = place, True
+        self._place, self._eta_s, self._comment = place, eta_s, True
         self._poke()
 
     def shut_down(self) -> None:
@@ -156,7 +158,7 @@ class Exchange:
                 return True
         if self._comment:
             self._comment = False
-            step = self._delivery.comment(self._place)
+            step = self._delivery.comment(self._place, self._eta_s)
             if step is not None:
                 await self._send(step)
         return False
@@ -204,6 +206,8 @@ class Exchange:
         if self._check_at != _INF:
             self._check_at = _INF
             self._metrics.first_byte(self.ticket.model, self.ticket.cls, waited_s)
+            if type(frames[0]) is Head:
+                self._desk.went(self.ticket)
         step = self._delivery.take(frames, self._queue_ms())
         if step is not None:
             await self._send(step)

@@ -9,18 +9,18 @@ import logging
 
 import msgspec
 
-from common import keys
 from common.broker import Broker
 from common.errors import BrokerDown, BrokerError, BrokerUncertain
 from common.follow import Follower
 from common.jobs import Enqueued, Limits, NewJob
 from common.outcomes import Outcome
-from common.queue import Queue
 from common.settings import GatewaySettings
-from gateway.answers import Refusal, ending
+from gateway.answers import Refusal, ending, whole_retry_s
 from gateway.cancels import CALLS_MAX, Cancels
+from gateway.eta import Eta
 from gateway.metrics import GatewayMetrics
 from gateway.models import Models
+from gateway.queues import Queues
 from gateway.tickets import Ticket
 
 log = logging.getLogger("fairlane.gateway")
@@ -55,29 +55,23 @@ class Desk:
         broker: Broker,
         follower: Follower,
         models: Models,
+        queues: Queues,
+        eta: Eta,
         settings: GatewaySettings,
         metrics: GatewayMetrics,
     ) -> None:
         self._broker = broker
         self._follower = follower
         self._models = models
+        self.queues = queues
+        self._eta = eta
         self._settings = settings
         metrics.bodies(lambda: self._bodies)
-        self._queues: dict[str, Queue] = {}
-        self._limits = {
-            cls: Limits(
-                settings.jobs_max(cls),
-                settings.user_bytes_max,
-                settings.model_jobs_max,
-                settings.model_bytes_max,
-            )
-            for cls in keys.CLASSES
-        }
         self._open: dict[str, Ticket] = {}
         self._bodies = 0
         self._large = asyncio.Lock()
         self._epoch = broker.epoch_event()
-        self.cancels = Cancels(broker, follower.replica)
+        self.cancels = Cancels(broker, queues, follower.replica)
 
     @property
     def replica(self) -> str:
@@ -87,22 +81,15 @@ class Desk:
     def __len__(self) -> int:
         return len(self._open)
 
-    def queue(self, model: str) -> Queue:
-        """The verbs of a model that is known."""
-        queue = self._queues.get(model)
-        if queue is None:
-            queue = self._queues[model] = Queue(self._broker, model)
-        return queue
-
-    async def submit(self, new: NewJob, model: str) -> Ticket:
+    async def submit(self, new: NewJob, model: str, limits: Limits) -> Ticket:
         """Queue a job. The caller then owns the ticket. Raises Refusal (429 or 503), after which
         nobody owns anything."""
         if self._bodies + len(new.body) > self._settings.bodies_max_bytes:
-            raise self._refused(Outcome.REJECTED_UNAVAILABLE, model, new.cls)
+            raise self._refused(Outcome.REJECTED_UNAVAILABLE, model)
         if not self._follower.ready.is_set():
-            await self._subscribed(model, new.cls)
+            await self._subscribed(model)
         now = asyncio.get_running_loop().time()
-        ticket = Ticket(new, self._follower.open(new.id, model), now)
+        ticket = Ticket(new, limits, self._follower.open(new.id, model), now)
         self._open[new.id] = ticket
         self._bodies += len(new.body)
         uncertain = True  # also where this very task is cancelled in between
@@ -119,7 +106,11 @@ class Desk:
             return ticket
         self.close(ticket, cancel=False)
         word = answer.word if answer is not None else ""
-        raise self._refused(_REFUSED.get(word, Outcome.REJECTED_UNAVAILABLE), model, new.cls)
+        outcome = _REFUSED.get(word, Outcome.REJECTED_UNAVAILABLE)
+        if outcome is Outcome.REJECTED_USER:
+            raise Refusal(ending(outcome, "", self._user_retry_after(ticket)))
+        ahead = limits.model_jobs if outcome is Outcome.REJECTED_MODEL else UNKNOWN_AHEAD
+        raise self._refused(outcome, model, ahead)
 
     async def resubmit(self, ticket: Ticket, attempt: int) -> bool:
         """Queue a job again whose run is over and of which its client has seen nothing, at its old
@@ -134,7 +125,7 @@ class Desk:
         ticket.reply.attempt = ticket.floor  # an older run's frames are none of this one's
         try:
             async with asyncio.timeout(VERB_S):
-                await self.queue(ticket.model).ack([new.id], self.replica)
+                await self.queues.of(ticket.model).ack([new.id], self.replica)
                 answer = await self._again(ticket, new)
         except (BrokerError, TimeoutError):
             return False
@@ -145,6 +136,11 @@ class Desk:
         """The answer begins to be handed on: no other run will do now, and the body may go."""
         ticket.reply.forwarded = True
         self._drop_body(ticket)
+
+    def went(self, ticket: Ticket) -> None:
+        """Its answer has begun, so it has left its lane."""
+        now = asyncio.get_running_loop().time()
+        self._eta.went(ticket.model, ticket.cls, ticket.user, now)
 
     def close(self, ticket: Ticket, *, cancel: bool) -> None:
         """The holder is done with it; `cancel`: the job is not, and must be stopped."""
@@ -186,12 +182,12 @@ class Desk:
             group.create_task(self.cancels.run())
             group.create_task(self._asserting())
 
-    async def _subscribed(self, model: str, cls: str) -> None:
+    async def _subscribed(self, model: str) -> None:
         try:
             async with asyncio.timeout(SUBSCRIBED_S):
                 await self._follower.ready.wait()
         except TimeoutError:
-            raise self._refused(Outcome.REJECTED_UNAVAILABLE, model, cls) from None
+            raise self._refused(Outcome.REJECTED_UNAVAILABLE, model) from None
 
     async def _enqueue_large(self, ticket: Ticket) -> tuple[Enqueued | None, bool]:
         try:
@@ -207,12 +203,12 @@ class Desk:
     async def _enqueue(self, ticket: Ticket) -> tuple[Enqueued | None, bool]:
         """(what Redis said, whether the job may be queued although it did not say so)."""
         assert ticket.new is not None
-        queue, limits = self.queue(ticket.model), self._limits[ticket.cls]
+        queue = self.queues.of(ticket.model)
         end = asyncio.get_running_loop().time() + ENQUEUE_S
         uncertain = False
         for _ in range(ENQUEUE_TRIES):
             try:
-                return await queue.enqueue(ticket.new, limits), False
+                return await queue.enqueue(ticket.new, ticket.limits), False
             except BrokerUncertain:
                 uncertain = True
             except BrokerDown:
@@ -235,7 +231,7 @@ class Desk:
         again = msgspec.structs.replace(
             new, arrival=ticket.arrival, floor=ticket.floor, wait_ms=max(1, int(left * 1000))
         )
-        return await self.queue(ticket.model).enqueue(again, self._limits[ticket.cls])
+        return await self.queues.of(ticket.model).enqueue(again, ticket.limits)
 
     async def _asserting(self) -> None:
         while True:
@@ -263,11 +259,16 @@ class Desk:
             ticket.reply.lose(_REFUSED.get(answer.word, Outcome.REJECTED_UNAVAILABLE), "")
         return True
 
-    def _refused(self, outcome: Outcome, model: str, cls: str) -> Refusal:
-        ahead = {
-            Outcome.REJECTED_USER: self._settings.jobs_max(cls),
-            Outcome.REJECTED_MODEL: self._settings.model_jobs_max,
-        }.get(outcome, UNKNOWN_AHEAD)
+    def _user_retry_after(self, ticket: Ticket) -> int:
+        """Until one more job of the user fits in: one leaves its lane, as fast as they did; where
+        none was seen to, all that may wait have gone, as fast as the model's do."""
+        now = asyncio.get_running_loop().time()
+        leaves_s = self._eta.next_leaves_s(ticket.model, ticket.cls, ticket.user, now)
+        if leaves_s is None:
+            return self.retry_after(ticket.model, ticket.limits.user_jobs)
+        return whole_retry_s(leaves_s)
+
+    def _refused(self, outcome: Outcome, model: str, ahead: int = UNKNOWN_AHEAD) -> Refusal:
         return Refusal(ending(outcome, "", self.retry_after(model, ahead)))
 
     def _drop_body(self, ticket: Ticket) -> None:

@@ -3,7 +3,7 @@
 import os
 
 from common import keys
-from common.jobs import NewJob
+from common.jobs import Limits, NewJob
 from common.reply import Reply
 
 
@@ -16,16 +16,18 @@ class Ticket:
     """One job as its gateway holds it."""
 
     __slots__ = (
-        "accepted", "arrival", "at", "closed", "cls", "deadline", "floor", "new", "reply",
-        "resubmits", "user",
+        "accepted", "arrival", "at", "closed", "cls", "deadline", "floor", "limits", "new",
+        "reply", "resubmits", "user",
     )  # fmt: skip
 
-    def __init__(self, new: NewJob, reply: Reply, now: float) -> None:
+    def __init__(self, new: NewJob, limits: Limits, reply: Reply, now: float) -> None:
         self.new: NewJob | None = new
         """Kept until the job's answer begins to be handed on."""
+        self.limits = limits
         self.reply = reply
         self.cls = new.cls
-        self.user = keys.encode(new.user)
+        self.user = keys.path(new.user, new.sub)
+        """As the verbs know it."""
         self.at = now
         """When it was accepted, on the loop's clock."""
         self.deadline = now + new.wait_ms / 1000

@@ -2,11 +2,11 @@
 
 `Model` has the methods of `common.queue.Queue`, with the same arguments and replies, but for time:
 `now_ms` is always given. A job is one object in one state and a user has one counter for each
-class; what Redis keeps a second time (order of users, jobs waiting, jobs in flight) is derived here
+group; what Redis keeps a second time (order of users, jobs waiting, jobs in flight) is derived here
 whenever it is asked for, so a verb cannot forget to keep it up. `published` collects messages.
 
-The class is the group. Limits of one call (heads looked at, bytes, users of a snapshot, jobs that
-`reap` names) are out of the model's reach and have tests of their own.
+Limits of one call (heads and users looked at, bytes, users of a snapshot, jobs that `reap` names)
+are out of the model's reach and have tests of their own.
 """
 
 import math
@@ -15,17 +15,29 @@ from typing import Literal
 
 from common import keys
 from common.cost import OUTPUT_START
-from common.jobs import Due, Enqueued, Lease, Led, Limits, NewJob, Popped, Running, Snapshot
+from common.jobs import (
+    Due,
+    Enqueued,
+    Lane,
+    Lease,
+    Led,
+    Limits,
+    NewJob,
+    Popped,
+    Running,
+    Snapshot,
+    Waiting,
+)
 from common.outcomes import Outcome
 from sim.model_runs import Runs
 from sim.model_state import Job, Leader
+from sim.model_turns import Turns
 
 GAP_MS = 1_000
-LIFTS_MAX = 65_535
 
 
-class Model(Runs):
-    """All verbs but those of a run, which `Runs` has."""
+class Model(Turns, Runs):
+    """All verbs but those of a run, which `Runs` has; `Turns` has the fair order."""
 
     # --- leadership
 
@@ -68,7 +80,7 @@ class Model(Runs):
 
     def enqueue(self, job: NewJob, limits: Limits, *, now_ms: int) -> Enqueued:
         """Idempotent by id; a user who becomes backlogged is lifted to V, behind those before."""
-        user, old = keys.encode(job.user), self.known(job.id)
+        user, old = keys.path(job.user, job.sub), self.known(job.id)
         if old:
             refused = old.state == "cancelled"
             return Enqueued("cancelled") if refused else Enqueued("known", state=old.state)
@@ -77,13 +89,19 @@ class Model(Runs):
         size = len(job.body)
         if in_class + 1 > limits.user_jobs or _bytes(mine) + size > limits.user_bytes:
             return Enqueued("full_user")
+        if job.sub:
+            peers = [j for j in self.waiting() if keys.parent(j.user) == keys.parent(user)]
+            in_class = sum(j.cls == job.cls for j in peers)
+            if in_class + 1 > limits.key_jobs or _bytes(peers) + size > limits.key_bytes:
+                return Enqueued("full_user")
         every = list(self.waiting())
         if len(every) + 1 > limits.model_jobs or _bytes(every) + size > limits.model_bytes:
             return Enqueued("full_model")
         arrival = job.arrival or max(self.arrival + 1, now_ms * 1000)
         self.arrival = max(self.arrival, arrival)
-        if user not in self.backlog(job.cls):
-            self._lift(job.cls, user)
+        for order, name in self.levels(job.cls, user):
+            if not self.stands(order, name):
+                self.lift(order, name)
         self.jobs[job.id] = Job(
             id=job.id, user=user, cls=job.cls, state="waiting", body=job.body, arrival=arrival,
             deadline=now_ms + job.wait_ms, floor=job.floor, size=size, terms=job.terms,
@@ -93,15 +111,10 @@ class Model(Runs):
         self._ring("enqueue", job.id, job.cls)
         return Enqueued("queued", arrival=arrival)
 
-    def _lift(self, cls: str, user: str) -> None:
-        lifted = self.vtime[cls] + min(self.lifts[cls], LIFTS_MAX) / (LIFTS_MAX + 1)
-        if self.counters[cls].get(user, 0) <= lifted:
-            self.counters[cls][user] = lifted
-            self.lifts[cls] += 1
-
     def pop(
-        self, cls: str, backends: Sequence[str], owner: str, term: int, *, lease_ms: int = 6_000,
-        now_ms: int,
+        self, classes: Sequence[str], backends: Sequence[str], owner: str, term: int, *,
+        anyone: int | None = None, user_max: int = 0, floor: float = 0.0,
+        start: float = OUTPUT_START, lease_ms: int = 6_000, now_ms: int,
     ) -> Popped:  # fmt: skip
         """The first job of the user with the least counter, once for each backend named."""
         h = self.leads(owner, term, now_ms)
@@ -110,31 +123,54 @@ class Model(Runs):
         if h.hold > now_ms:
             return Popped("held", [], held_ms=h.hold - now_ms)
         leases: list[Lease] = []
-        while len(leases) < len(backends) and (users := self.backlog(cls)):
-            job = self.lane(cls, users[0])[0]
-            if job.record and job.state == "waiting":
-                leases.append(self._run(job, backends[len(leases)], owner, lease_ms, now_ms))
-            else:
+        anyone = len(backends) if anyone is None else anyone
+        while len(leases) < len(backends):
+            turn = self.turn(classes, user_max, idle=len(leases) >= anyone)
+            if turn is None:
+                break
+            job = turn[1]
+            if not job.record or job.state != "waiting":
                 del self.jobs[job.id]  # its record is lost: it must not hold up the others
-        left = sum(j.cls == cls for j in self.waiting())
-        return Popped("popped", leases, left=left)
+                continue
+            first = self.turn(self.members(self.group[job.cls]), user_max)
+            limit = first[0] if first else turn[0]
+            backend = backends[len(leases)]
+            lease = self._run(job, backend, owner, start, floor, limit, lease_ms, now_ms)
+            leases.append(lease)
+        every = [c for _, members in self.groups for c in members]
+        left = {c: sum(j.cls == c for j in self.waiting()) for c in every}
+        above, due = 0, []
+        for group, members in self.groups:
+            waits = sum(left[c] for c in members)
+            if above and waits and self.owed.get(group, 0) > 0:
+                due.append(group)
+            above += waits
+        return Popped("popped", leases, left, tuple(due))
 
-    def _run(self, job: Job, backend: str, owner: str, lease_ms: int, now_ms: int) -> Lease:
-        counters, t = self.counters[job.cls], job.terms
-        least = math.floor(counters[job.user])
-        if least > self.vtime[job.cls]:
-            self.vtime[job.cls], self.lifts[job.cls] = least, 0
-        output = min(self.means.get(job.user, OUTPUT_START), t.max_output)
-        job.charged = (t.fixed + t.per_output * output) / job.weight
-        counters[job.user] += job.charged
+    def _run(
+        self, job: Job, backend: str, owner: str, start: float, floor: float, first: float,
+        lease_ms: int, now_ms: int,
+    ) -> Lease:  # fmt: skip
+        t, levels = job.terms, self.levels(job.cls, job.user)
+        for order, name in levels:
+            c = self.counters[order][name]
+            least = math.floor(c if ":" in order else min(c, first))
+            if least > self.vtime[order]:
+                self.vtime[order], self.lifts[order] = least, 0
+        x = min(self.means.get(job.user, start), t.most)
+        cost = t.fixed + t.per_unit * x + t.per_square * x * x
+        job.charged = cost / job.weight
+        self.book(job.cls, job.user, job.charged)
+        before = self.inflight(levels[0][1])
         job.attempt = max((job.attempt or 0) + 1, job.floor, now_ms)
         job.state, job.owner, job.backend = "running", owner, backend
         job.sent, job.started, job.lease = now_ms, False, now_ms + lease_ms
+        self.owe(self.group[job.cls], floor, cost)
         return Lease(
             job=job.id, user=job.user, cls=job.cls, attempt=job.attempt, backend=backend,
             charged=job.charged, terms=t, weight=job.weight, meta=job.meta or b"",
             channel=job.channel, replica=job.replica, tries=job.tries, arrival=job.arrival,
-            deadline_ms=job.deadline, body=job.body or b"",
+            deadline_ms=job.deadline, inflight=before, body=job.body or b"",
         )  # fmt: skip
 
     def requeue(
@@ -153,8 +189,9 @@ class Model(Runs):
             return "started" if job.started else "cancelled"
         if job.tries + count_try >= tries_max:
             return "tries"
-        counters = self.counters[job.cls]
-        counters[job.user] = counters.get(job.user, self.vtime[job.cls]) - (job.charged or 0)
+        for order, name in self.levels(job.cls, job.user):
+            counters = self.counters[order]
+            counters[name] = counters.get(name, self.vtime[order]) - (job.charged or 0)
         self._ring("requeue", job.id, job.backend)
         job.state, job.owner, job.tries = "waiting", "", job.tries + count_try
         job.backend = job.sent = job.started = job.charged = None
@@ -186,8 +223,8 @@ class Model(Runs):
     # --- watching over all
 
     def reap(
-        self, owner: str, term: int, dead: Sequence[str], cls: str, *, lease_ms: int = 6_000,
-        now_ms: int,
+        self, owner: str, term: int, dead: Sequence[str], group: str, key: str = "", *,
+        lease_ms: int = 6_000, now_ms: int,
     ) -> list[Due] | None:  # fmt: skip
         """What is due, and no counter kept that V has passed. A lease too far ahead is cut."""
         h = self.leads(owner, term, now_ms)
@@ -202,10 +239,13 @@ class Model(Runs):
             over = sorted((j.lease, j.id) for j in kept if j.lease <= now_ms)
             due += [self._due("lease", j) for _, j in over]
             due += [self._due("gateway", j) for r in dead for j in sorted(self.owned.get(r, ()))]
-        idle = self.counters[cls].keys() - set(self.backlog(cls))
-        for user in idle:
-            if self.counters[cls][user] <= self.vtime[cls] and not self.inflight(user):
-                del self.counters[cls][user]
+        swept = f"{group}:{key}" if key else group
+        for name, c in list(self.counters[swept].items()):
+            if c <= self.vtime[swept] and not self.stands(swept, name) and not self.inflight(name):
+                del self.counters[swept][name]
+                if name.endswith(":"):
+                    for kept_of in (self.counters, self.vtime, self.lifts):
+                        kept_of.pop(f"{group}:{name[:-1]}", None)
         return due
 
     def _due(self, why: Literal["deadline", "lease", "gateway"], job_id: str) -> Due:
@@ -217,29 +257,31 @@ class Model(Runs):
             j.channel, j.replica,
         )  # fmt: skip
 
-    def snapshot(self, asked: Sequence[tuple[str, str, str]] = ()) -> Snapshot:
+    def snapshot(
+        self,
+        asked: Sequence[tuple[str, str, str]] = (),
+        lanes: Sequence[tuple[str, str]] = (),
+        *,
+        runs: bool = True,
+    ) -> Snapshot:
         """Positions assume equal charges: users take turns, in the order of their counters."""
-        counts = {c: sum(j.cls == c for j in self.waiting()) for c in keys.CLASSES}
+        every = [c for _, members in self.groups for c in members]
+        counts = {c: sum(j.cls == c for j in self.waiting()) for c in every}
         kept = [j for j in self.jobs.values() if j.state in ("running", "orphaned")]
-        runs = [
+        running = [
             Running(j.id, j.owner or "", j.attempt or 0, j.backend or "", bool(j.started), j.user,
-                    j.cls)
-            for j in sorted(kept, key=lambda j: (j.lease, j.id))
+                    j.cls, j.arrival)
+            for j in sorted(kept, key=lambda j: (j.lease, j.id)) if runs
         ]  # fmt: skip
         h = self.leader
-        places = [self._place(*a, counts) for a in asked]
-        return Snapshot(h.owner if h else "", h.term if h else 0, counts, runs, places)
+        places = [self.place(*a, counts) for a in asked]
+        own = [self._lane(cls, user, counts) for cls, user in lanes]
+        return Snapshot(h.owner if h else "", h.term if h else 0, counts, running, places, own)
 
-    def _place(self, cls: str, user: str, job: str, counts: dict[str, int]) -> int:
-        lane = [j.id for j in self.lane(cls, user)]
-        if job not in lane:
-            return 0
-        before, order = lane.index(job), self.backlog(cls)
-        place = before + 1 + sum(counts[c] for c in keys.CLASSES[: keys.CLASSES.index(cls)])
-        for other in order:
-            turns = before + (order.index(other) < order.index(user))
-            place += min(len(self.lane(cls, other)), turns) if other != user else 0
-        return place
+    def _lane(self, cls: str, user: str, counts: dict[str, int]) -> Lane:
+        jobs = self.lane(cls, user)
+        first = [Waiting(j.id, j.arrival, self.place(cls, user, j.id, counts)) for j in jobs]
+        return Lane(len(jobs), first)
 
 
 def _bytes(jobs: Iterable[Job]) -> int:

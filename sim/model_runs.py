@@ -52,27 +52,24 @@ class Runs(State):
             job.backend, job.sent = backend, now_ms
         return "cancelled" if job.cancelled else "ok"
 
-    def charge(self, cls: str, jobs: Sequence[tuple[str, int, float]], owner: str) -> list[str]:
+    def charge(self, jobs: Sequence[tuple[Lease, float]], owner: str) -> list[str]:
         """While a job runs its charge only rises."""
-        return [self._charge(cls, j, a, cost, owner) for j, a, cost in jobs]
+        return [self._charge(run, cost, owner) for run, cost in jobs]
 
-    def _charge(self, cls: str, job_id: str, attempt: int, cost: float, owner: str) -> str:
-        job = self.held(job_id)
-        if not job or job.state != "running" or not job.held_by(owner, attempt):
+    def _charge(self, run: Lease, cost: float, owner: str) -> str:
+        job = self.held(run.job)
+        if not job or job.state != "running" or not job.held_by(owner, run.attempt):
             return "lost"
         more = cost / job.weight - (job.charged or 0)
         if more <= 0:
             return "enough"
-        self._book(cls, job.user, more)
+        self.book(job.cls, job.user, more)
         job.charged = cost / job.weight
         return "raised"
 
-    def _book(self, cls: str, user: str, amount: float) -> None:
-        self.counters[cls][user] = self.counters[cls].get(user, 0) + amount
-
     def settle(
         self, run: Lease | Due, owner: str, outcome: Outcome, frames: bytes, *,
-        heir: bool = False, cost: float | None = None, learn: int | None = None,
+        heir: bool = False, cost: float | None = None, learn: float | None = None,
         usage: Usage | None = None, seq: int = -1, ring: bool = True, now_ms: int,
     ) -> str:  # fmt: skip
         """A run ends once; its pair may say so again, and so may the heir of an orphan when due."""
@@ -101,10 +98,10 @@ class Runs(State):
             self._ring("settle", job.id, backend)
         return "settled"
 
-    def _correct(self, job: Job, cost: float | None, learn: int | None) -> None:
+    def _correct(self, job: Job, cost: float | None, learn: float | None) -> None:
         charged = job.charged or 0
         delta = 0 if cost is None else cost / job.weight - charged
-        self._book(job.cls, job.user, delta)
+        self.book(job.cls, job.user, delta)
         job.charged = charged + delta
         if learn is not None:
             mean = self.means.get(job.user, learn)
@@ -140,7 +137,7 @@ class Runs(State):
         job.lease = now_ms + lease_ms
         if running:
             return "running"
-        self._book(run.cls, run.user, charged)
+        self.book(run.cls, run.user, charged)
         job.state, job.owner, job.attempt, job.charged = "running", owner, run.attempt, charged
         if not started and run.body:
             job.body = run.body

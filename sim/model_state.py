@@ -1,5 +1,6 @@
 """What the executable specification of the queue keeps, and what it derives from that."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
@@ -23,7 +24,7 @@ class Job(msgspec.Struct, kw_only=True):
     deadline: int = 0
     floor: int = 0
     size: int = 0
-    terms: Terms = Terms(0.0, 0.0, 0)
+    terms: Terms = Terms(0.0, 0.0, 0.0, 0)
     weight: float = 1.0
     replica: str = ""
     channel: str = ""
@@ -57,13 +58,20 @@ class Leader(msgspec.Struct):
 
 
 class State:
-    """Jobs and counters, and what follows from them."""
+    """Jobs and counters, and what follows from them.
 
-    def __init__(self) -> None:
+    An order is that of a group's users, called by the group's name, or of the sub-users of one key
+    in it: `<group>:<key>`. Among the users the key stands as `<key>:`.
+    """
+
+    def __init__(self, policy: keys.Policy = "weighted") -> None:
+        self.groups = keys.GROUPS[policy]
+        self.group = {c: group for group, members in self.groups for c in members}
         self.jobs: dict[str, Job] = {}
-        self.counters: dict[str, dict[str, float]] = {c: {} for c in keys.CLASSES}
-        self.vtime: dict[str, int] = dict.fromkeys(keys.CLASSES, 0)
-        self.lifts: dict[str, int] = dict.fromkeys(keys.CLASSES, 0)
+        self.counters: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        self.vtime: defaultdict[str, int] = defaultdict(int)
+        self.lifts: defaultdict[str, int] = defaultdict(int)
+        self.owed: dict[str, float] = {}
         self.means: dict[str, float] = {}
         self.arrival = 0
         self.leader: Leader | None = None
@@ -91,14 +99,42 @@ class State:
         """All waiting jobs."""
         return (j for j in self.jobs.values() if j.state == "waiting")
 
-    def backlog(self, cls: str) -> list[str]:
-        """Users with waiting jobs in the order of their counters; Redis breaks ties by name."""
-        users = {j.user for j in self.waiting() if j.cls == cls}
-        return sorted(users, key=lambda u: (self.counters[cls][u], u.encode()))
+    def levels(self, cls: str, user: str) -> list[tuple[str, str]]:
+        """(order, name there): of a sub-user first its key's, then its own."""
+        group, key = self.group[cls], keys.parent(user)
+        return [(group, f"{key}:"), (f"{group}:{key}", user)] if key else [(group, user)]
 
-    def inflight(self, user: str) -> int:
-        """How many jobs of the user run."""
-        return sum(j.state == "running" and j.user == user for j in self.jobs.values())
+    def members(self, order: str) -> tuple[str, ...]:
+        """The classes of an order's group."""
+        return dict(self.groups)[order.partition(":")[0]]
+
+    def jobs_of(self, cls: str, name: str) -> int:
+        """Waiting jobs of a class, of a user or of all sub-users of a key."""
+        return sum(j.cls == cls and name in (j.user, _top(j.user)) for j in self.waiting())
+
+    def stand(self, order: str, cls: str) -> list[str]:
+        """Who waits in a class, in the order of counters; Redis breaks ties by name."""
+        waiting = [j for j in self.waiting() if j.cls == cls]
+        names = {n for j in waiting for o, n in self.levels(cls, j.user) if o == order}
+        return sorted(names, key=lambda n: (self.counters[order][n], n.encode()))
+
+    def backlog(self, cls: str) -> list[str]:
+        """Users with waiting jobs of a class, keys for their sub-users."""
+        return self.stand(self.group[cls], cls)
+
+    def stands(self, order: str, name: str) -> bool:
+        """Whether jobs wait in any class of the order's group."""
+        return any(self.jobs_of(c, name) for c in self.members(order))
+
+    def book(self, cls: str, user: str, amount: float) -> None:
+        """Add to a user's counter, and to its key's."""
+        for order, name in self.levels(cls, user):
+            self.counters[order][name] = self.counters[order].get(name, 0) + amount
+
+    def inflight(self, name: str) -> int:
+        """How many jobs of the user, or of all sub-users of a key, run."""
+        runs = (j for j in self.jobs.values() if j.state == "running")
+        return sum(name in (j.user, _top(j.user)) for j in runs)
 
     def leads(self, owner: str, term: int, now_ms: int) -> Leader | None:
         """The leader, if it is this one and its lease holds."""
@@ -112,3 +148,8 @@ class State:
     def _gone(self, job: Job) -> None:
         del self.jobs[job.id]
         self.owned.get(job.replica, set()).discard(job.id)
+
+
+def _top(user: str) -> str:
+    key = keys.parent(user)
+    return f"{key}:" if key else user

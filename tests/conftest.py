@@ -54,12 +54,11 @@ async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
 async def leaked_keys(broker: Broker) -> list[str]:
     """Keys that neither may stay for ever nor expire."""
     keys = ModelKeys("m")
-    global_keys = {k for k in keys.permanent() if not k.startswith(keys.prefix)}
-    endings = {k.removeprefix(keys.prefix) for k in keys.permanent() - global_keys}
     found = []
     for raw in await broker.command("KEYS", "*"):
         key = raw.decode()
-        stays = key in global_keys or key.partition("}:")[2] in endings
+        of_any_model = keys.prefix + key.partition("}:")[2] if "}:" in key else key
+        stays = keys.permanent(of_any_model)
         if not stays and int(await broker.command("PTTL", key)) < 0:
             found.append(key)
     return sorted(found)

@@ -26,6 +26,8 @@ LINES = {"python": 300, "test": 400, "lua": 80, "function": 50}
 # Each exception has its reason: `path` for a file, `path:name` for a function or class.
 SIZE_EXCEPTIONS: dict[str, str] = {
     "common/queue.py": "one method for each verb; most lines name the slots of its script",
+    "common/lua/enqueue.lua": "half of it names its slots",
+    "common/lua/pop.lua": "a third of it names its slots",
 }
 TASK_OWNERS = {
     "common/broker.py:Broker": "run() awaits the task before it connects again or ends",

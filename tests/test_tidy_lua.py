@@ -8,8 +8,9 @@ find planted faults. The header's grammar:
     -- ARGV <name> <type>  words     (num str bytes; the last KEYS or ARGV may be `type*`: the rest)
     -- RETURNS words
 
-with `--` lines of words in between, and each slot used in the body. `now_us` counts as a use of
-`now_ms`: the loader makes it from that slot.
+with `--` lines of words in between, among them `-- USES <library>`, and each slot used in the body.
+A library in `lib/` begins in the same way and has no slots; some script uses it. `now_us` counts
+as a use of `now_ms`: the loader makes it from that slot.
 """
 
 import re
@@ -21,6 +22,7 @@ import pytest
 from tests.test_tidy import KEY, ROOT, Check, plant, sources
 
 FOLDER = "common/lua/"
+LIBRARIES = FOLDER + "lib/"
 QUEUE_FILE = "common/queue.py"
 PREFIX_SCRIPTS = {
     "common/lua/pop.lua": "which jobs come next is known only inside the script",
@@ -75,7 +77,7 @@ def header(root: Path) -> list[str]:
                 found.append(f"{path}:{number}: a slot after RETURNS")
             elif kind:
                 found += [f"{path}:{number}: {w}" for w in _slot_faults(line, seen, rest, body)]
-        if not returned:
+        if not returned and not path.startswith(LIBRARIES):
             found.append(f"{path}:{max(len(lines), 1)}: no RETURNS line")
         for match in re.finditer(r"^-- (KEYS|ARGV) ", (root / path).read_text(), re.M):
             if (number := line_of(match.string, match.start())) > len(lines):
@@ -158,14 +160,19 @@ def _split(text: str) -> list[str]:
 
 
 def callers(root: Path) -> list[str]:
-    """One verb, one file, one method of common/queue.py that calls it."""
+    """One verb, one file, one method of common/queue.py that calls it; no library without use."""
     queue = root / QUEUE_FILE
     text = queue.read_text() if queue.exists() else ""
-    return [
-        f"{path}:1: no caller in {QUEUE_FILE}"
-        for path, _, _ in scripts(root)
-        if not re.search(rf"\bscripts\.{(v := Path(path).stem)}\b|[\"']{v}[\"']", text)
-    ]
+    heads = "\n".join(line for _, lines, _ in scripts(root) for line in lines)
+    found = []
+    for path, _, _ in scripts(root):
+        name = re.escape(Path(path).stem)
+        if path.startswith(LIBRARIES):
+            if not re.search(rf"^-- USES {name}$", heads, re.M):
+                found.append(f"{path}:1: no script uses it")
+        elif not re.search(rf"\bscripts\.{name}\b|[\"']{name}[\"']", text):
+            found.append(f"{path}:1: no caller in {QUEUE_FILE}")
+    return found
 
 
 CHECKS = [header, body_words, whole_keys, callers]

@@ -1,15 +1,16 @@
 -- assert: a dispatcher restores a job that it runs and that Redis lost or still has queued.
 --
+-- USES order
+-- USES counts
 -- KEYS record     hash
 -- KEYS body       str
 -- KEYS lane       zset
--- KEYS backlog    zset
--- KEYS counter    hash
 -- KEYS running    zset
 -- KEYS inflight   hash
 -- KEYS waiting    hash
 -- KEYS deadlines  zset
 -- KEYS owned      set
+-- KEYS order      zset*  of each level: backlogs, the class's first; counter; vtime
 -- ARGV now_ms     num
 -- ARGV job        str
 -- ARGV owner      str    dispatcher id
@@ -42,28 +43,18 @@ if state and (state ~= 'waiting' or tonumber(r[3] or 0) >= attempt) then return 
 
 -- A first write that needs no memory lets the rest go on while Redis is full.
 redis.call('ZREM', running, job)
+local at = levels(order, '', user)
 if state == 'waiting' then
   redis.call('ZREM', lane, job)
   redis.call('ZREM', deadlines, job)
-  for f, n in pairs({jobs = 1, bytes = r[4], ['jobs:' .. class] = 1,
-                     ['jobs:' .. class .. ':' .. user] = 1, ['bytes:' .. user] = r[4]}) do
-    if redis.call('HINCRBY', waiting, f, 0 - n) <= 0 then redis.call('HDEL', waiting, f) end
-  end
+  wait(waiting, class, at, -1, 0 - tonumber(r[4]))
 end
-local score = redis.call('ZSCORE', backlog, user)
-local c = string.format('%.17g',
-  tonumber(score or redis.call('HGET', counter, user) or 0) + charged)
-if score and redis.call('EXISTS', lane) == 1 then
-  redis.call('ZADD', backlog, c, user)
-else
-  redis.call('ZREM', backlog, user)
-  redis.call('HSET', counter, user, c)
-end
+left(at, redis.call('EXISTS', lane) == 1, charged)
 redis.call('HSET', record, 'state', 'running', 'owner', owner, 'attempt', place, 'user', user,
   'class', class, 'charged', string.format('%.17g', charged), unpack(fields))
 if data ~= '' then redis.call('SET', body, data) end
 redis.call('ZADD', running, deadline, job)
-redis.call('HINCRBY', inflight, user, 1)
+fly(inflight, at, 1)
 redis.call('SADD', owned, job)
 redis.call('PEXPIRE', owned, owned_ms)
 local backend = redis.call('HGET', record, 'backend') or '-'

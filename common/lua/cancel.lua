@@ -1,14 +1,15 @@
 -- cancel: take a waiting job out, or flag a running one for its dispatcher to stop.
 --
+-- USES order
+-- USES counts
 -- KEYS record     hash
 -- KEYS body       str
 -- KEYS lane       zset
--- KEYS backlog    zset
--- KEYS counter    hash
 -- KEYS waiting    hash
 -- KEYS deadlines  zset
 -- KEYS running    zset
 -- KEYS owned      set
+-- KEYS order      zset*  of each level: backlogs, the class's first; counter; vtime
 -- ARGV now_ms     num
 -- ARGV job        str
 -- ARGV reason     str    outcome: cancelled | gateway_dead | deadline
@@ -45,15 +46,9 @@ end
 redis.call('ZREM', lane, job)
 redis.call('ZREM', deadlines, job)
 redis.call('SREM', owned, job)
-for f, n in pairs({jobs = 1, bytes = r[4], ['jobs:' .. class] = 1,
-                   ['jobs:' .. class .. ':' .. user] = 1, ['bytes:' .. user] = r[4]}) do
-  if redis.call('HINCRBY', waiting, f, 0 - n) <= 0 then redis.call('HDEL', waiting, f) end
-end
-local c = redis.call('ZSCORE', backlog, user)
-if c and redis.call('EXISTS', lane) == 0 then
-  redis.call('ZREM', backlog, user)
-  redis.call('HSET', counter, user, c)
-end
+local at = levels(order, '', user)
+wait(waiting, class, at, -1, 0 - tonumber(r[4]))
+left(at, redis.call('EXISTS', lane) == 1, 0)
 redis.call('DEL', record, body)
 if frames ~= '' then redis.call('PUBLISH', channel, frames) end
 redis.call('PUBLISH', bell, 'cancel ' .. job .. ' -')

@@ -6,8 +6,9 @@
 -- KEYS deadlines   zset   waiting job -> deadline
 -- KEYS inflight    hash
 -- KEYS ewma        hash
--- KEYS counter     hash   of one group
--- KEYS vtime       str    of that group
+-- KEYS groups      hash   lifts since V last rose
+-- KEYS counter     hash   of one group, or of the sub-users of one key there
+-- KEYS vtime       str    the V that belongs to it
 -- KEYS owned       set*   of the gateway replicas that are dead
 -- ARGV now_ms      num
 -- ARGV owner       str    dispatcher id
@@ -16,7 +17,10 @@
 -- ARGV batch       num    most of each kind named
 -- ARGV cursor      str    where the sweep of counters goes on
 -- ARGV ewma_max    num    means of idle users are dropped above this many
+-- ARGV group       str    the group's name
 -- ARGV job_prefix  str    records of jobs unknown before this runs begin so
+-- ARGV counter_prefix str    counters and V of the sub-users of a key that is forgotten
+-- ARGV vtime_prefix str
 -- RETURNS {'due', cursor, {why, job, state, user, class, owner, attempt, started, channel,
 --   replica}…} | {'stale'}
 
@@ -55,6 +59,12 @@ for i = 1, #page[2], 2 do
   local user = page[2][i]
   if tonumber(page[2][i + 1]) <= v and redis.call('HEXISTS', inflight, user) == 0 then
     redis.call('HDEL', counter, user)
+    if string.sub(user, -1) == ':' then
+      local down = group .. ':' .. string.sub(user, 1, -2)
+      redis.call('DEL', counter_prefix .. down)
+      redis.call('DEL', vtime_prefix .. down)
+      redis.call('HDEL', groups, group .. ':' .. user)
+    end
     if redis.call('HLEN', ewma) > ewma_max then redis.call('HDEL', ewma, user) end
   end
 end

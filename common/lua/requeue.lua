@@ -1,14 +1,14 @@
 -- requeue: put a running job that has not started back at its old place, its charge undone.
 --
+-- USES order
+-- USES counts
 -- KEYS record     hash
 -- KEYS lane       zset   job -> arrival
--- KEYS backlog    zset   user -> counter
--- KEYS counter    hash   idle users' counters
--- KEYS vtime      str    V
 -- KEYS running    zset
 -- KEYS inflight   hash
 -- KEYS waiting    hash
 -- KEYS deadlines  zset
+-- KEYS order      zset*  of each level: backlogs, the class's first; counter; vtime
 -- ARGV now_ms     num
 -- ARGV job        str
 -- ARGV owner      str
@@ -30,21 +30,17 @@ if r[11] == '1' then return 'started' end
 if r[12] then return 'cancelled' end
 if tonumber(r[10]) + try >= tries_max then return 'tries' end
 
-local user, class = r[4], r[5]
--- A backlogged user's counter is its score; the hash holds idle users' alone, and taking it for
--- a backlogged one would undo the lift.
-local c = redis.call('ZSCORE', backlog, user) or redis.call('HGET', counter, user)
-  or redis.call('GET', vtime) or 0
-redis.call('HDEL', counter, user)
-redis.call('ZADD', backlog, string.format('%.17g', tonumber(c) - tonumber(r[6])), user)
+local class, at = r[5], levels(order, '', r[4])
+redis.call('ZREM', running, job)
+-- Where the user waits, its score is its counter, lifted: the refund must not undo the lift.
+for _, level in ipairs(at) do
+  local c = stands(level) or tonumber(redis.call('GET', level.vtime) or 0)
+  enter(level, c - tonumber(r[6]))
+end
 redis.call('ZADD', lane, r[7], job)
 redis.call('ZADD', deadlines, r[8], job)
-redis.call('ZREM', running, job)
-if redis.call('HINCRBY', inflight, user, -1) <= 0 then redis.call('HDEL', inflight, user) end
-for _, f in ipairs({'jobs', 'jobs:' .. class, 'jobs:' .. class .. ':' .. user}) do
-  redis.call('HINCRBY', waiting, f, 1)
-end
-for _, f in ipairs({'bytes', 'bytes:' .. user}) do redis.call('HINCRBY', waiting, f, r[9]) end
+fly(inflight, at, -1)
+wait(waiting, class, at, 1, tonumber(r[9]))
 redis.call('HSET', record, 'state', 'waiting', 'owner', '', 'tries',
   string.format('%.0f', tonumber(r[10]) + try))
 redis.call('HDEL', record, 'charged', 'backend', 'sent', 'started')

@@ -3,14 +3,15 @@
 -- The owner's pair ends its own run and may repeat it (same reply, same frames). `heir` is the
 -- leader, which ends a run whose lease has passed: as an orphan, the record is kept in `running`
 -- and the frame repeated until the gateway acknowledges it.
+-- USES order
+-- USES counts
 -- KEYS record    hash
 -- KEYS body      str
 -- KEYS running   zset   job -> lease deadline
 -- KEYS inflight  hash   user -> running jobs
--- KEYS ewma      hash   user -> mean output tokens
--- KEYS backlog   zset   of the job's class
--- KEYS counter   hash   of its group
+-- KEYS ewma      hash   user -> mean units of cost
 -- KEYS owned     set    open jobs of its gateway replica
+-- KEYS order     zset*  of each level: backlogs, the class's first; counter; vtime
 -- ARGV now_ms    num
 -- ARGV job       str
 -- ARGV owner     str
@@ -18,7 +19,7 @@
 -- ARGV heir      num    1: by the leader, for an expired lease
 -- ARGV outcome   str
 -- ARGV cost      str    real cost before weighting; empty: what was booked stands
--- ARGV output    str    output tokens to learn from; empty: none
+-- ARGV learn     str    units of cost to learn from; empty: none
 -- ARGV alpha     num    weight of the newest in the mean
 -- ARGV usage     bytes  wire.Usage or empty
 -- ARGV seq       num    of the end frame
@@ -49,16 +50,13 @@ if state ~= 'running' or not pair or (heir == 1 and not expired) then return 'lo
 redis.call('DEL', body)
 local charged = tonumber(r[5])
 local delta = cost == '' and 0 or tonumber(cost) / tonumber(r[6]) - charged
-local score = redis.call('ZSCORE', backlog, user)
-local c = string.format('%.17g',
-  tonumber(score or redis.call('HGET', counter, user) or 0) + delta)
-if score then redis.call('ZADD', backlog, c, user) else redis.call('HSET', counter, user, c) end
-if output ~= '' then
-  local mean = tonumber(redis.call('HGET', ewma, user) or output)
-  redis.call('HSET', ewma, user,
-    string.format('%.17g', mean + alpha * (tonumber(output) - mean)))
+local at = levels(order, '', user)
+book(at, delta)
+if learn ~= '' then
+  local mean = tonumber(redis.call('HGET', ewma, user) or learn)
+  redis.call('HSET', ewma, user, string.format('%.17g', mean + alpha * (tonumber(learn) - mean)))
 end
-if redis.call('HINCRBY', inflight, user, -1) <= 0 then redis.call('HDEL', inflight, user) end
+fly(inflight, at, -1)
 redis.call('HSET', record, 'outcome', outcome, 'usage', usage, 'seq', string.format('%.0f', seq),
   'charged', string.format('%.17g', charged + delta))
 if outcome == 'orphaned' then

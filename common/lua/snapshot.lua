@@ -1,53 +1,80 @@
 -- snapshot: the one read model: what waits, what runs where, who leads, places in the order.
 --
--- KEYS leader      hash
--- KEYS waiting     hash
--- KEYS running     zset
--- KEYS backlogs    zset*  of the three classes, highest first; then a lane for each job asked for
--- ARGV batch       num    most running jobs, and most users of a class, looked at
--- ARGV job_prefix  str    records of running jobs begin so
--- ARGV classes     str    their names, joined by commas
--- ARGV asked       str*   class index (1 is the highest), user, job: one triple for each lane
--- RETURNS {leader owner, term, {waiting by class…}, {running…}, {place of each job asked for…}}
---   running: {job, owner, attempt, backend, started, user, class}; place 0: not waiting
+-- USES turns
+-- USES places
+-- KEYS leader          hash
+-- KEYS waiting         hash
+-- KEYS running         zset
+-- ARGV batch           num    most users of a class, and jobs of a lane, looked at
+-- ARGV most            num    most running jobs; 0: none
+-- ARGV job_prefix      str    records of running jobs begin so
+-- ARGV lane_prefix     str    lanes of the jobs asked for
+-- ARGV backlog_prefix  str
+-- ARGV policy          str    groups and their classes, highest first: `live=a,b;batch=c`
+-- ARGV asked           str*   class, user, job: of each job whose place is asked for, or without
+--                             a job of each lane whose first jobs are
+-- RETURNS {leader owner, term, {waiting by class…}, {running…}, {place or lane of each asked for…}}
+--   running: {job, owner, attempt, backend, started, user, class, arrival}
+--   place 0: not waiting; a lane: {jobs in it, job, arrival, place, job, …}
 
 local l = redis.call('HMGET', leader, 'owner', 'term')
-local names, counts, runs, places, orders = {}, {}, {}, {}, {}
-for class in string.gmatch(classes, '[^,]+') do
-  names[#names + 1] = class
-  counts[#names] = tonumber(redis.call('HGET', waiting, 'jobs:' .. class) or 0)
-end
-for _, job in ipairs(redis.call('ZRANGE', running, 0, batch - 1)) do
+local counts, runs, found, orders, above = {}, {}, {}, {}, 0
+for _, job in ipairs(most > 0 and redis.call('ZRANGE', running, 0, most - 1) or {}) do
   local r = redis.call('HMGET', job_prefix .. job, 'owner', 'attempt', 'backend', 'started',
-    'user', 'class')
+    'user', 'class', 'arrival')
   runs[#runs + 1] = {job, r[1] or '', r[2] or '0', r[3] or '', r[4] or '0', r[5] or '',
-    r[6] or ''}
+    r[6] or '', r[7] or '0'}
 end
 
-local function order(i)
-  if not orders[i] then
-    local users, fields = redis.call('ZRANGE', backlogs[i], 0, batch - 1), {}
-    for k, user in ipairs(users) do fields[k] = 'jobs:' .. names[i] .. ':' .. user end
-    orders[i] = {users, #users > 0 and redis.call('HMGET', waiting, unpack(fields)) or {}}
-  end
-  return orders[i][1], orders[i][2]
-end
--- Users take turns, so a job with k of its user's before it sees at most k + 1 turns of those
--- ahead in the order and k of those behind.
-for n = 1, #asked / 3 do
-  local class, user, job = tonumber(asked[3 * n - 2]), asked[3 * n - 1], asked[3 * n]
-  local k = redis.call('ZRANK', backlogs[#names + n], job)
-  if not k then
-    places[n] = 0
-  else
-    local place, ahead = k + 1, 1
-    for i = 1, class - 1 do place = place + counts[i] end
-    local users, lengths = order(class)
-    for i, other in ipairs(users) do
-      if other == user then ahead = 0
-      else place = place + math.min(tonumber(lengths[i] or 0), k + ahead) end
+-- The users of a group, or the sub-users of one key, in their order.
+local function order(classes, down)
+  local name = classes.name .. down
+  if not orders[name] then
+    orders[name] = {}
+    for _, class in ipairs(classes) do
+      stand(orders[name], backlog_prefix .. class .. down, class, waiting, batch)
     end
-    places[n] = place
   end
+  return orders[name]
 end
-return {l[1] or '', l[2] or '0', counts, runs, places}
+
+-- The place of a job with k of its user's before it.
+local function place(classes, user, k)
+  local key = string.match(user, '^[^:]*:')
+  if key then k = before(order(classes, ':' .. string.sub(key, 1, -2)), user, k) end
+  return above + before(order(classes, ''), key or user, k) + 1
+end
+
+local function look(classes, class, user, job)
+  local lane, mine = lane_prefix .. class .. ':' .. user, 0
+  for _, higher in ipairs(classes) do
+    if higher == class then break end
+    mine = mine + tonumber(redis.call('HGET', waiting, 'jobs:' .. higher .. ':' .. user) or 0)
+  end
+  if job ~= '' then
+    local k = redis.call('ZRANK', lane, job)
+    return k and place(classes, user, k + mine) or 0
+  end
+  local out = {redis.call('ZCARD', lane)}
+  local page = redis.call('ZRANGE', lane, 0, batch - 1, 'WITHSCORES')
+  for i = 1, #page, 2 do
+    for _, v in ipairs({page[i], page[i + 1], place(classes, user, (i - 1) / 2 + mine)}) do
+      out[#out + 1] = v
+    end
+  end
+  return out
+end
+
+for _, classes in ipairs(groups_of(policy)) do
+  for _, class in ipairs(classes) do
+    for i = 1, #asked, 3 do
+      if asked[i] == class then
+        found[(i + 2) / 3] = look(classes, class, asked[i + 1], asked[i + 2])
+      end
+    end
+    counts[#counts + 1] = tonumber(redis.call('HGET', waiting, 'jobs:' .. class) or 0)
+  end
+  above = above + jobs_of(waiting, classes)
+end
+for i = 1, #asked / 3 do found[i] = found[i] or 0 end
+return {l[1] or '', l[2] or '0', counts, runs, found}

@@ -31,11 +31,11 @@ async def started(*asked: Asked) -> None:
 
 async def at_rest(w: World, *, expiring: bool = False) -> None:
     """Nothing of any job is left in Redis; `expiring`: but what goes by itself."""
-    permanent = ModelKeys("m1").permanent()
+    permanent = ModelKeys("m1").permanent
     broker = w.gateways[0][0].broker
 
     async def clean() -> bool:
-        left = [k for k in await w.keys() if k not in permanent]
+        left = [k for k in await w.keys() if not permanent(k)]
         return not [k for k in left if not expiring or await broker.command("TTL", k) < 0]
 
     await wait_until(clean, timeout=30, what="only permanent keys")

@@ -74,7 +74,7 @@ async def test_a_flood_of_500_never_floods_nor_starves_the_engines(
         )
         for n, h in enumerate(("e1", "e2"))
     }  # fmt: skip
-    async with world(monkeypatch, engines) as w:
+    async with world(monkeypatch, engines, model={"reserved_slots": 0}) as w:
         witness = Witness(w)
         for n in range(500):
             await w.ask(f"u{n % 5}", output=2 + n % 7, stream=n % 10 != 0)

@@ -8,7 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from common import keys
-from common.settings import GatewaySettings, KeySettings, ModelSettings, Settings
+from common.key_settings import KeySettings
+from common.settings import GatewaySettings, ModelSettings, Settings
 from gateway.app import Endpoint
 from gateway.client import Client
 from gateway.metrics import GatewayMetrics

@@ -2,14 +2,21 @@
 ends."""
 
 import asyncio
+import contextlib
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from common import keys
 from common.outcomes import Outcome
-from common.settings import DispatcherSettings, GatewaySettings, Settings
+from common.settings import (
+    ClassSettings,
+    DispatcherSettings,
+    GatewaySettings,
+    ModelSettings,
+    Settings,
+)
 from tests.support.asgi import Exchange, ask
 from tests.support.gateway import MODEL, site
 from tests.support.wait import pass_time, wait_until
@@ -100,6 +107,33 @@ async def test_a_deadline_by_the_clock_of_redis() -> None:
         await e.until_over()
         assert e.status == 504 and e.json["error"]["code"] == "queue_timeout"
         assert 1 <= int(e.headers["retry-after"]) <= 60
+        await s.at_rest()
+
+
+@pytest.mark.parametrize("comments", [False, True], ids=["headers unsent", "headers sent"])
+async def test_each_class_waits_as_long_as_its_model_says(comments: bool) -> None:
+    waits: dict[Literal["interactive", "standard", "batch"], float]
+    waits = {"interactive": 1.0, "standard": 0.2, "batch": 0.6}
+    model = ModelSettings(class_={c: ClassSettings(wait_s=w) for c, w in waits.items()})
+    first_s = 0.01 if comments else 60.0
+    settings = Settings(
+        gateway=GatewaySettings(comment_first_s=first_s, comment_first_interactive_s=first_s),
+        models={MODEL: model},
+    )
+    async with site(settings) as s, contextlib.AsyncExitStack() as stack:
+        asked = [Exchange(s.app, "POST", CHAT, STREAM, [("X-Fairlane-Class", c)]) for c in waits]
+        for e in asked:
+            await stack.enter_async_context(e)
+        for e in asked:
+            await e.until_over()
+            if comments:
+                assert e.status == 200 and e.body.startswith(b": queued") and e.complete
+                assert e.body.endswith(DONE) and b"queue_timeout" in e.body
+            else:
+                assert e.status == 504 and e.json["error"]["code"] == "queue_timeout"
+                assert 1 <= int(e.headers["retry-after"]) <= 60
+        ends = [e.pieces[-1][0] for e in asked]
+        assert ends[1] < ends[2] < ends[0], "standard, batch, interactive"
         await s.at_rest()
 
 

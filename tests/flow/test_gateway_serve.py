@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.errors import ConfigError
+from common.key_settings import KeySettings
 from common.outcomes import Outcome
-from common.settings import GatewaySettings, KeySettings, Settings
+from common.settings import GatewaySettings, Settings
 from gateway.server import listen, serve
 from tests.support.gateway import MODEL, Site, site
 from tests.support.wait import wait_until

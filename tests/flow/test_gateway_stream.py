@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from common.key_settings import KeySettings
 from common.outcomes import Outcome
-from common.settings import GatewaySettings, KeySettings, Settings
+from common.settings import GatewaySettings, Settings
 from common.wire import decode_meta
 from tests.support.asgi import Exchange
 from tests.support.gateway import MODEL, site
@@ -197,8 +198,7 @@ async def test_comments_while_waiting_and_in_silences(cls: str, first: float) ->
         Exchange(s.app, "POST", CHAT, STREAM, [("X-Fairlane-Class", cls)]) as e,
     ):
         start = asyncio.get_running_loop().time()
-        await e.until(b": queued position=1\n")
-        await e.until(b": queued position=1\n: queued position=1\n")
+        await wait_until(lambda: e.body.count(b": queued position=1 eta=") == 2, timeout=60)
         run = await s.dispatcher.pop(cls)
         await e.until(b"\n: waiting\n")
         await run.start(run.head(), run.data(A))
@@ -222,10 +222,10 @@ async def test_positions_follow_the_queue() -> None:
     async with site(QUICK) as s, Exchange(s.app, "POST", CHAT, STREAM) as first:
         await wait_until(lambda: s.broker.command("KEYS", "*:job:*"))
         async with Exchange(s.app, "POST", CHAT, STREAM) as second:
-            await second.until(b": queued position=2\n")
+            await second.until(b": queued position=2 eta=")
             await (await s.dispatcher.pop()).stream(DONE)
             await first.until_over()
-            await second.until(b": queued position=1\n")
+            await second.until(b": queued position=1 eta=")
             await (await s.dispatcher.pop()).stream(A, DONE)
             await second.until_over()
 
@@ -266,7 +266,7 @@ async def test_no_comment_inside_an_event() -> None:
 @pytest.mark.looptime
 async def test_an_engines_error_after_comments_is_an_event() -> None:
     async with site() as s, Exchange(s.app, "POST", CHAT, STREAM) as e:
-        await e.until(b": queued position=1\n")
+        await e.until(b": queued position=1 eta=")
         run = await s.dispatcher.pop()
         await run.answer(b'{"error":{"message":"too long","code":400}}', 400)
         await e.until_over()

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from common.broker import Broker, open_link
 from common.config import load
-from common.cost import terms
+from common.cost import pricing
 from common.errors import BrokerError
 from common.follow import Follower
 from common.jobs import Limits, NewJob
@@ -34,7 +34,7 @@ from sim.transport import EngineTransport
 from tests.support.wait import pass_time
 
 EPOCH = 1_700_000_000.0
-LIMITS = Limits(100_000, 1 << 40, 1_000_000, 1 << 40)
+LIMITS = Limits(100_000, 1 << 40, 100_000, 1 << 40, 1_000_000, 1 << 40)
 
 
 def virtual_redis_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +113,14 @@ class World:
         self.dispatchers: list[tuple[Process, Dispatcher]] = []
         self.gateways: list[tuple[Process, Follower]] = []
         self.asked: list[Asked] = []
+        self.registries: dict[str, CollectorRegistry] = {}
+        """Metrics of each dispatcher."""
 
     async def add_dispatcher(self, name: str) -> Dispatcher:
         process = Process(self.server, self.url)
+        self.registries[name] = CollectorRegistry()
         dispatcher = Dispatcher(
-            self.settings, process.broker, name, CollectorRegistry(),
+            self.settings, process.broker, name, self.registries[name],
             transport=Hosts(self.engines), seed=1,
         )  # fmt: skip
         process.start(process.broker.run(), dispatcher.run())
@@ -151,6 +154,7 @@ class World:
     async def ask(
         self, user: str, *, output: int = 20, stream: bool = True, cls: str = "standard",
         gateway: int = 0, model: str = "m1", wait_ms: int = 600_000, text: str = "hello",
+        sub: str = "",
     ) -> Asked:  # fmt: skip
         """Enqueue one job and follow it in the background."""
         process, follower = self.gateways[gateway]
@@ -165,15 +169,18 @@ class World:
             path="/v1/chat/completions", dialect="chat", stream=stream, wants_usage=False,
             choices=1, input=10, max_output=output,
         )  # fmt: skip
-        fairness = self.settings.models[model].fairness
+        settings = self.settings.models[model]
+        urgent = cls == "interactive" and settings.class_policy == "weighted"
         job = NewJob(
-            id=asked.job, user=user, cls=cls, wait_ms=wait_ms, weight=1.0,
-            terms=terms(fairness, 10, output), replica=follower.replica,
+            id=asked.job, user=user, sub=sub, cls=cls, wait_ms=wait_ms,
+            weight=settings.interactive_weight if urgent else 1.0,
+            terms=pricing(settings).terms(10, output), replica=follower.replica,
             meta=encode_meta(meta), body=json.dumps(body).encode(),
         )  # fmt: skip
         reply = follower.open(asked.job, model)
         self.asked.append(asked)
-        enqueued = await Queue(process.broker, model).enqueue(job, LIMITS)
+        queue = Queue(process.broker, model, settings.class_policy)
+        enqueued = await queue.enqueue(job, LIMITS)
         assert enqueued.word == "queued"
         asked.task = asyncio.ensure_future(self._follow(asked, reply))
         return asked
@@ -204,7 +211,7 @@ class World:
         process, follower = self.gateways[gateway]
         assert asked.task is not None
         asked.task.cancel()
-        queue = Queue(process.broker, "m1")
+        queue = Queue(process.broker, "m1", self.settings.models["m1"].class_policy)
         word, _ = await queue.cancel(
             asked.job, cls, encode(asked.user), follower.replica, Outcome.CANCELLED
         )

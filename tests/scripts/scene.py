@@ -7,7 +7,7 @@ import msgspec
 from common.broker import Broker
 from common.cost import Terms
 from common.jobs import Enqueued, Lease, Limits, NewJob
-from common.keys import encode, reply
+from common.keys import path, reply
 from common.outcomes import Outcome
 from common.queue import Queue
 from tests.stateful.keyspace import DUMP, Space, read
@@ -15,8 +15,8 @@ from tests.stateful.keyspace import DUMP, Space, read
 NOW = 1_790_000_000_000
 LEADER, OTHER = "d1-host-aa", "d2-host-bb"
 REPLICA = "g1-host-cc"
-WIDE = Limits(user_jobs=100, user_bytes=1 << 20, model_jobs=1_000, model_bytes=1 << 24)
-COST = Terms(1000.0, 0.0, 0)
+WIDE = Limits(100, 1 << 20, 1_000, 1 << 24, 1_000, 1 << 24)
+COST = Terms(1000.0, 0.0, 0.0, 0)
 
 
 class Scene:
@@ -48,7 +48,7 @@ class Scene:
     async def pop(self, n: int = 1, cls: str = "interactive") -> list[Lease]:
         if not self.term:
             await self.lead()
-        popped = await self.queue.pop(cls, ["b1"] * n, LEADER, self.term, now_ms=self.now)
+        popped = await self.queue.pop([cls], ["b1"] * n, LEADER, self.term, now_ms=self.now)
         assert popped.word == "popped"
         return popped.leases
 
@@ -71,10 +71,15 @@ class Scene:
         )  # fmt: skip
 
     async def cancel(
-        self, job: str, user: str = "u", reason: Outcome = Outcome.CANCELLED, **more: Any
+        self,
+        job: str,
+        user: str = "u",
+        reason: Outcome = Outcome.CANCELLED,
+        sub: str = "",
+        **more: Any,
     ) -> tuple[str, str]:
         return await self.queue.cancel(
-            job, "interactive", encode(user), REPLICA, reason, now_ms=self.now,
+            job, "interactive", path(user, sub), REPLICA, reason, now_ms=self.now,
             **more,
         )  # fmt: skip
 
@@ -86,11 +91,14 @@ class Scene:
         assert value is None or isinstance(value, bytes)
         return value
 
-    async def counter(self, user: str = "u", cls: str = "interactive") -> float:
-        """The user's counter, wherever it is kept."""
-        side = self.keys.classes[cls]
-        score = await self.broker.command("ZSCORE", side.backlog, user)
-        idle = await self.broker.command("HGET", side.counter, user)
+    async def counter(
+        self, user: str = "u", cls: str = "interactive", sub: str | None = ""
+    ) -> float:
+        """The user's counter, wherever it is kept; of its key as a whole where `sub` is None."""
+        side, down = self.keys.classes[cls], f":{user}" if sub else ""
+        name = f"{user}:" if sub is None else path(user, sub)
+        score = await self.broker.command("ZSCORE", side.backlog + down, name)
+        idle = await self.broker.command("HGET", side.counter + down, name)
         assert (score is None) != (idle is None), "a counter kept twice, or not at all"
         return float(score if score is not None else idle)
 

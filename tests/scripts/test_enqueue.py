@@ -10,12 +10,13 @@ pytestmark = pytest.mark.jobs_inside
 
 
 async def test_the_queue_owns_it(scene: Scene) -> None:
-    reply = await scene.enqueue("j", "ü", terms=Terms(0.1, 2.0, 7), weight=0.3, floor=5)
+    reply = await scene.enqueue("j", "ü", terms=Terms(0.1, 2.0, 0.0, 7), weight=0.3, floor=5)
     assert reply == Enqueued("queued", arrival=NOW * 1_000)
     record = (await scene.dump())[scene.keys.record("j")][2]
     assert record == {
         "state": b"waiting", "user": b"_c3bc", "class": b"interactive", "arrival": NOW * 1_000.0,
-        "floor": 5.0, "size": 4.0, "fixed": 0.1, "per_out": 2.0, "max_out": 7.0, "weight": 0.3,
+        "floor": 5.0, "size": 4.0, "fixed": 0.1, "per_unit": 2.0, "per_square": 0.0, "most": 7.0,
+        "weight": 0.3,
         "replica": b"g1-host-cc", "channel": b"fl:reply:g1-host-cc", "deadline": NOW + 60_000.0,
         "tries": 0.0, "meta": b"meta",
     }  # fmt: skip
@@ -48,12 +49,12 @@ async def test_a_job_cancelled_before_it_came_is_refused(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("limits", "word"),
     [
-        (Limits(2, 1 << 20, 100, 1 << 20), "full_user"),
-        (Limits(100, 11, 100, 1 << 20), "full_user"),
-        (Limits(100, 1 << 20, 3, 1 << 20), "full_model"),
-        (Limits(100, 1 << 20, 100, 15), "full_model"),
-        (Limits(3, 12, 4, 16), "queued"),
-        (Limits(2, 11, 3, 15), "full_user"),
+        (Limits(2, 1 << 20, 0, 0, 100, 1 << 20), "full_user"),
+        (Limits(100, 11, 0, 0, 100, 1 << 20), "full_user"),
+        (Limits(100, 1 << 20, 0, 0, 3, 1 << 20), "full_model"),
+        (Limits(100, 1 << 20, 0, 0, 100, 15), "full_model"),
+        (Limits(3, 12, 0, 0, 4, 16), "queued"),
+        (Limits(2, 11, 0, 0, 3, 15), "full_user"),
     ],
 )
 async def test_each_limit_to_the_unit(scene: Scene, limits: Limits, word: str) -> None:
@@ -68,10 +69,10 @@ async def test_each_limit_to_the_unit(scene: Scene, limits: Limits, word: str) -
 
 async def test_jobs_are_limited_in_a_class_and_bytes_in_all(scene: Scene) -> None:
     await scene.enqueue("a", cls="batch")
-    one = Limits(1, 7, 100, 1 << 20)
+    one = Limits(1, 7, 0, 0, 100, 1 << 20)
     assert (await scene.enqueue("b", limits=one)).word == "full_user"
-    assert (await scene.enqueue("b", limits=Limits(1, 8, 100, 1 << 20))).word == "queued"
-    assert (await scene.enqueue("c", limits=Limits(1, 99, 100, 1 << 20))).word == "full_user"
+    assert (await scene.enqueue("b", limits=Limits(1, 8, 0, 0, 100, 1 << 20))).word == "queued"
+    assert (await scene.enqueue("c", limits=Limits(1, 99, 0, 0, 100, 1 << 20))).word == "full_user"
 
 
 async def test_arrivals_rise_within_a_moment_and_backwards(scene: Scene) -> None:
@@ -104,10 +105,10 @@ async def test_equal_users_take_turns_in_the_order_they_came(scene: Scene) -> No
 
 
 async def test_the_fraction_stays_below_one(scene: Scene) -> None:
-    await scene.broker.command("HSET", scene.keys.groups, "interactive", 70_000)
+    await scene.broker.command("HSET", scene.keys.groups, "live", 70_000)
     await scene.enqueue("a")
     assert await scene.counter() == 65_535 / 65_536
-    assert await scene.broker.command("HGET", scene.keys.groups, "interactive") == b"70001"
+    assert await scene.broker.command("HGET", scene.keys.groups, "live") == b"70001"
 
 
 async def test_who_was_away_has_saved_nothing(scene: Scene) -> None:
@@ -121,10 +122,10 @@ async def test_who_was_away_has_saved_nothing(scene: Scene) -> None:
 
 
 async def test_who_is_ahead_of_v_stays_there(scene: Scene) -> None:
-    await scene.settle(await scene.running("j", terms=Terms(5_000.0, 0.0, 0)))
+    await scene.settle(await scene.running("j", terms=Terms(5_000.0, 0.0, 0.0, 0)))
     await scene.enqueue("k")
     assert await scene.counter() == 5_000
-    assert await scene.broker.command("HGET", scene.keys.groups, "interactive") == b"1"
+    assert await scene.broker.command("HGET", scene.keys.groups, "live") == b"1"
 
 
 async def test_an_empty_body_is_a_body(scene: Scene) -> None:
@@ -133,3 +134,15 @@ async def test_an_empty_body_is_a_body(scene: Scene) -> None:
     assert [lease.body for lease in await scene.pop()] == [b""]
     assert (await scene.cancel("b"))[0] == "cancelled"
     assert await scene.broker.command("HGETALL", scene.keys.waiting) == []
+
+
+async def test_all_sub_users_of_a_key_have_a_limit_together(scene: Scene) -> None:
+    limits = Limits(2, 1 << 20, 3, 15, 100, 1 << 20)
+    for job, sub in (("a", "a"), ("b", "a"), ("c", "b")):
+        assert (await scene.enqueue(job, sub=sub, limits=limits)).word == "queued"
+    assert (await scene.enqueue("d", sub="c", limits=limits)).word == "full_user", "the key's jobs"
+    await scene.cancel("b", sub="a")
+    big = await scene.enqueue("d", sub="c", limits=limits, body=b"x" * 8)
+    assert big.word == "full_user", "the key's bytes"
+    assert (await scene.enqueue("d", sub="c", limits=limits)).word == "queued"
+    assert (await scene.enqueue("e", "c", limits=limits, body=b"x" * 16)).word == "queued"

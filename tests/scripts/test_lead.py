@@ -57,10 +57,10 @@ async def test_a_gap_between_renewals_delays_the_reaper(scene: Scene, late: int,
 
 async def test_a_takeover_without_a_trace_holds_pops(scene: Scene) -> None:
     term = await scene.lead(hold_ms=2_000)
-    popped = await scene.queue.pop("batch", ["b"], LEADER, term, lease_ms=9, now_ms=NOW + 1_999)
+    popped = await scene.queue.pop(["batch"], ["b"], LEADER, term, lease_ms=9, now_ms=NOW + 1_999)
     assert (popped.word, popped.held_ms) == ("held", 1)
     await scene.queue.lead("renew", LEADER, term=term, now_ms=NOW + 1_999)
-    popped = await scene.queue.pop("batch", ["b"], LEADER, term, now_ms=NOW + 2_000)
+    popped = await scene.queue.pop(["batch"], ["b"], LEADER, term, now_ms=NOW + 2_000)
     assert popped.word == "popped"
 
 
@@ -68,7 +68,7 @@ async def test_a_takeover_that_finds_the_hash_does_not_hold(scene: Scene) -> Non
     term = await scene.lead()
     await scene.queue.lead("give", LEADER, term=term, now_ms=NOW)
     led = await scene.queue.lead("take", OTHER, hold_ms=2_000, now_ms=NOW)
-    popped = await scene.queue.pop("batch", ["b"], OTHER, led.term, now_ms=NOW)
+    popped = await scene.queue.pop(["batch"], ["b"], OTHER, led.term, now_ms=NOW)
     assert popped.word == "popped"
 
 
@@ -79,6 +79,6 @@ async def test_a_clock_set_back_delays_nothing_beyond_a_full_length(scene: Scene
     assert held == Led("held", owner=LEADER, left_ms=2_000)
     assert (await scene.queue.lead("renew", LEADER, term=term, now_ms=back)).word == "leader"
     assert await reap_after(scene) == back + 6_000
-    popped = await scene.queue.pop("batch", ["b"], LEADER, term, now_ms=back)
+    popped = await scene.queue.pop(["batch"], ["b"], LEADER, term, now_ms=back)
     assert popped.held_ms <= 6_000
     assert (await scene.queue.lead("take", OTHER, now_ms=back + 2_000)).word == "leader"

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.jobs_inside
 CALLS: dict[str, Callable[[Scene, Any], Awaitable[object]]] = {
     "lead": lambda s, r: s.lead(),
     "enqueue": lambda s, r: s.enqueue("new"),
-    "pop": lambda s, r: s.queue.pop("interactive", ["b"], LEADER, s.term, now_ms=NOW),
+    "pop": lambda s, r: s.queue.pop(["interactive"], ["b"], LEADER, s.term, now_ms=NOW),
     "start": lambda s, r: s.queue.start("j", LEADER, r.attempt, s.channel, b"first"),
     "renew": lambda s, r: s.queue.renew([("j", r.attempt, "b2")], LEADER, now_ms=NOW),
-    "charge": lambda s, r: s.queue.charge("interactive", [("j", r.attempt, 9e9)], LEADER),
+    "charge": lambda s, r: s.queue.charge([(r, 9e9)], LEADER),
     "settle": lambda s, r: s.settle(r, cost=5.0, learn=3),
     "ack": lambda s, r: s.queue.ack(["j"], REPLICA),
     "requeue": lambda s, r: s.queue.requeue(r, LEADER, count_try=True, now_ms=NOW),
@@ -28,7 +28,7 @@ CALLS: dict[str, Callable[[Scene, Any], Awaitable[object]]] = {
     "cancel": lambda s, r: s.queue.cancel("k", "interactive", "u", REPLICA, Outcome.CANCELLED,
                                           now_ms=NOW),
     "heartbeat": lambda s, r: heartbeat(s.broker, "g9", now_ms=NOW),
-    "reap": lambda s, r: s.queue.reap(LEADER, s.term, [REPLICA], "interactive", now_ms=NOW),
+    "reap": lambda s, r: s.queue.reap(LEADER, s.term, [REPLICA], "live", now_ms=NOW),
     "snapshot": lambda s, r: s.queue.snapshot([("interactive", "u", "k")]),
 }  # fmt: skip
 KEYS = {"lead": "leader", "pop": "leader", "reap": "leader", "snapshot": "leader"}

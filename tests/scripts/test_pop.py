@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from common.cost import Terms
-from common.jobs import Lease
+from common.jobs import Lease, Popped
 from common.queue import Queue
 from tests.scripts.scene import LEADER, NOW, OTHER, Scene
 
@@ -13,11 +13,12 @@ pytestmark = pytest.mark.jobs_inside
 
 
 async def test_the_lease_has_all_that_running_needs(scene: Scene) -> None:
-    lease = await scene.running("j", "ü", terms=Terms(100.0, 2.0, 50), weight=2.0)
+    lease = await scene.running("j", "ü", terms=Terms(100.0, 2.0, 0.0, 50), weight=2.0)
     assert lease == Lease(
         job="j", user="_c3bc", cls="interactive", attempt=NOW, backend="b1", charged=100.0,
-        terms=Terms(100.0, 2.0, 50), weight=2.0, meta=b"meta", channel="fl:reply:g1-host-cc",
-        replica="g1-host-cc", tries=0, arrival=NOW * 1_000, deadline_ms=NOW + 60_000, body=b"body",
+        terms=Terms(100.0, 2.0, 0.0, 50), weight=2.0, meta=b"meta", channel="fl:reply:g1-host-cc",
+        replica="g1-host-cc", tries=0, arrival=NOW * 1_000, deadline_ms=NOW + 60_000, inflight=0,
+        body=b"body",
     )  # fmt: skip
     assert await scene.lease_until() == NOW + 6_000
     assert await scene.field("j", "state") == b"running"
@@ -27,17 +28,17 @@ async def test_the_lease_has_all_that_running_needs(scene: Scene) -> None:
 
 async def test_only_the_leader_pops(scene: Scene) -> None:
     await scene.enqueue("j")
-    await scene.queue.pop("interactive", ["b"], LEADER, NOW, now_ms=NOW)
+    await scene.queue.pop(["interactive"], ["b"], LEADER, NOW, now_ms=NOW)
     term = await scene.lead()
     before = await scene.dump()
     for owner, number, now in [
         (OTHER, term, NOW), (LEADER, term - 1, NOW), (LEADER, term + 1, NOW),
         (LEADER, term, NOW + 2_000),
     ]:  # fmt: skip
-        popped = await scene.queue.pop("interactive", ["b"], owner, number, now_ms=now)
+        popped = await scene.queue.pop(["interactive"], ["b"], owner, number, now_ms=now)
         assert (popped.word, popped.leases) == ("stale", [])
     assert await scene.dump() == before
-    popped = await scene.queue.pop("interactive", ["b"], LEADER, term, now_ms=NOW + 1_999)
+    popped = await scene.queue.pop(["interactive"], ["b"], LEADER, term, now_ms=NOW + 1_999)
     assert [lease.job for lease in popped.leases] == ["j"]
 
 
@@ -45,13 +46,13 @@ async def test_one_for_each_place_and_no_more(scene: Scene) -> None:
     for n in range(3):
         await scene.enqueue(f"j{n}", f"u{n}")
     term = await scene.lead()
-    none = await scene.queue.pop("interactive", [], LEADER, term, now_ms=NOW)
-    assert (none.leases, none.left) == ([], 3)
-    two = await scene.queue.pop("interactive", ["b2", "b1"], LEADER, term, now_ms=NOW)
+    none = await scene.queue.pop(["interactive"], [], LEADER, term, now_ms=NOW)
+    assert (none.leases, none.left["interactive"]) == ([], 3)
+    two = await scene.queue.pop(["interactive"], ["b2", "b1"], LEADER, term, now_ms=NOW)
     assert [(lease.job, lease.backend) for lease in two.leases] == [("j0", "b2"), ("j1", "b1")]
-    assert two.left == 1
-    rest = await scene.queue.pop("interactive", ["b1"] * 9, LEADER, term, now_ms=NOW)
-    assert ([lease.job for lease in rest.leases], rest.left) == (["j2"], 0)
+    assert two.left == {"interactive": 1, "standard": 0, "batch": 0}
+    rest = await scene.queue.pop(["interactive"], ["b1"] * 9, LEADER, term, now_ms=NOW)
+    assert ([lease.job for lease in rest.leases], rest.left["interactive"]) == (["j2"], 0)
 
 
 async def test_classes_do_not_mix(scene: Scene) -> None:
@@ -74,12 +75,13 @@ async def test_the_least_counter_is_next(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("mean", "terms", "weight", "charge"),
     [
-        (None, Terms(10.0, 2.0, 1_000), 1.0, 410.0),
-        (None, Terms(10.0, 2.0, 100), 1.0, 210.0),
-        (None, Terms(10.0, 2.0, 0), 1.0, 10.0),
-        (50, Terms(10.0, 2.0, 1_000), 1.0, 110.0),
-        (50, Terms(10.0, 2.0, 1_000), 4.0, 27.5),
-        (50, Terms(0.1, 0.0, 9), 0.3, 0.1 / 0.3),
+        (None, Terms(10.0, 2.0, 0.0, 1_000), 1.0, 410.0),
+        (None, Terms(10.0, 2.0, 0.0, 100), 1.0, 210.0),
+        (None, Terms(10.0, 2.0, 0.0, 0), 1.0, 10.0),
+        (50, Terms(10.0, 2.0, 0.0, 1_000), 1.0, 110.0),
+        (50, Terms(10.0, 2.0, 0.0, 1_000), 4.0, 27.5),
+        (50, Terms(0.1, 0.0, 0.0, 9), 0.3, 0.1 / 0.3),
+        (50, Terms(10.0, 2.0, 0.5, 1_000), 2.0, 680.0),
     ],
 )
 async def test_the_charge(
@@ -94,7 +96,7 @@ async def test_the_charge(
 async def test_v_is_the_whole_part_and_never_falls(scene: Scene) -> None:
     vs = []
     for n, cost in enumerate((1_000.6, 10.0, 0.5)):
-        lease = await scene.running(f"j{n}", terms=Terms(cost, 0.0, 0))
+        lease = await scene.running(f"j{n}", terms=Terms(cost, 0.0, 0.0, 0))
         vs.append(await scene.vtime())
         await scene.settle(lease)
     assert vs == [0, 1_000, 1_010]
@@ -140,7 +142,11 @@ async def test_a_lane_that_is_gone_does_not_wedge_the_class(scene: Scene) -> Non
     assert [lease.job for lease in await scene.pop(5)] == ["b"]
 
 
-async def pop(queue: Queue, monkeypatch: pytest.MonkeyPatch, **changes: int) -> Any:
+def left(popped: Popped) -> int:
+    return popped.left["interactive"]
+
+
+async def pop(queue: Queue, monkeypatch: pytest.MonkeyPatch, **changes: int) -> Popped:
     """A pop with other limits than the usual."""
     call = queue.broker.call
 
@@ -149,7 +155,7 @@ async def pop(queue: Queue, monkeypatch: pytest.MonkeyPatch, **changes: int) -> 
 
     with monkeypatch.context() as patch:
         patch.setattr(queue.broker, "call", changed)
-        return await queue.pop("interactive", ["b"] * 9, LEADER, NOW, now_ms=NOW)
+        return await queue.pop(["interactive"], ["b"] * 9, LEADER, NOW, now_ms=NOW)
 
 
 async def test_a_call_has_its_limits(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +163,6 @@ async def test_a_call_has_its_limits(scene: Scene, monkeypatch: pytest.MonkeyPat
         await scene.enqueue(f"j{n}", body=b"x" * 10)
     await scene.lead()
     by_heads = await pop(scene.queue, monkeypatch, batch=2)
-    assert ([lease.job for lease in by_heads.leases], by_heads.left) == (["j0", "j1"], 4)
+    assert ([lease.job for lease in by_heads.leases], left(by_heads)) == (["j0", "j1"], 4)
     by_bytes = await pop(scene.queue, monkeypatch, bytes_max=11)
-    assert ([lease.job for lease in by_bytes.leases], by_bytes.left) == (["j2", "j3"], 2)
+    assert ([lease.job for lease in by_bytes.leases], left(by_bytes)) == (["j2", "j3"], 2)

@@ -12,8 +12,10 @@ from tests.scripts.scene import LEADER, NOW, OTHER, REPLICA, Scene
 pytestmark = pytest.mark.jobs_inside
 
 
-async def reap(scene: Scene, dead: Sequence[str] = (), cls: str = "interactive") -> list[Due]:
-    reply = await scene.queue.reap(LEADER, scene.term, dead, cls, now_ms=scene.now)
+async def reap(
+    scene: Scene, dead: Sequence[str] = (), group: str = "live", key: str = ""
+) -> list[Due]:
+    reply = await scene.queue.reap(LEADER, scene.term, dead, group, key, now_ms=scene.now)
     assert reply is not None
     return reply[0]
 
@@ -121,7 +123,7 @@ async def test_idle_counters_that_v_has_passed_are_dropped(scene: Scene) -> None
         await scene.settle(await scene.running(f"j{n}", "busy"))
     await scene.enqueue("waits", "backlogged")
     assert await scene.vtime() == 2_000
-    await reap(scene, cls="batch")
+    await reap(scene, group="batch")
     assert await scene.broker.command("HEXISTS", counter, "idle") == 1
     await reap(scene)
     left = sorted(await scene.broker.command("HKEYS", counter))
@@ -159,3 +161,19 @@ async def test_means_are_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) 
         await scene.settle(await scene.running(f"again{_}", "u0"), learn=5)
     await reap(scene)
     assert int(await scene.broker.command("HLEN", scene.keys.ewma)) == 2
+
+
+async def test_the_counters_of_sub_users_go_with_their_keys(scene: Scene) -> None:
+    for n in range(3):
+        await scene.settle(await scene.running(f"a{n}", "k", sub="a"))
+    await scene.settle(await scene.running("b", "k", sub="b"))
+    await scene.settle(await scene.running("a3", "k", sub="a"))
+    counter, top = (scene.keys.order("interactive", "k:a")[i] for i in (-2, 2))
+    await reap(scene, key="k")
+    assert await scene.broker.command("HKEYS", counter) == [b"k:a"], "V has passed b"
+    for n in range(6):
+        await scene.settle(await scene.running(f"u{n}", "u"))
+    await reap(scene)
+    assert await scene.broker.command("HKEYS", top) == [b"u"]
+    assert [k for k in await scene.dump() if k.endswith(":k")] == []
+    assert await scene.broker.command("HKEYS", scene.keys.groups) == []

@@ -18,7 +18,7 @@ async def requeue(scene: Scene, lease: Lease, owner: str = LEADER, **more: objec
 async def test_everything_is_as_before(scene: Scene, others: int) -> None:
     """Counter, place, deadline, counts: also where the user has more waiting."""
     await scene.lead()
-    await scene.enqueue("first", terms=Terms(0.1, 0.7, 100), weight=0.3)
+    await scene.enqueue("first", terms=Terms(0.1, 0.7, 0.0, 100), weight=0.3)
     for n in range(others):
         await scene.enqueue(f"more{n}")
     before = await scene.dump()
@@ -45,7 +45,7 @@ async def test_the_lift_of_a_backlogged_user_stands(scene: Scene) -> None:
 
 async def test_a_raised_charge_is_undone_as_a_whole(scene: Scene) -> None:
     lease = await scene.running()
-    await scene.queue.charge("interactive", [("j", lease.attempt, 7_000.0)], LEADER)
+    await scene.queue.charge([(lease, 7_000.0)], LEADER)
     await requeue(scene, lease)
     assert await scene.counter() == 0.0
 

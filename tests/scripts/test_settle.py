@@ -106,7 +106,7 @@ async def test_an_orphan_is_told_of_again_until_it_is_acknowledged(scene: Scene)
 @pytest.mark.parametrize("user", ["u", "a:b", "模型"])
 async def test_no_way_of_ending_leaves_a_key(scene: Scene, user: str) -> None:
     """The fixture looks for keys that neither may stay nor expire."""
-    costly = Terms(1_000.0, 2.0, 100)
+    costly = Terms(1_000.0, 2.0, 0.0, 100)
     for n, outcome in enumerate(Outcome):
         lease = await scene.running(f"done{n}", user, terms=costly)
         await scene.settle(lease, outcome, heir=False, cost=7.0, learn=3)

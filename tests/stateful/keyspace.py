@@ -7,7 +7,7 @@ from typing import Any
 import fakeredis
 import msgspec
 
-from common.keys import ModelKeys
+from common.keys import ModelKeys, parent
 from sim.model import Model
 from sim.model_state import Job
 
@@ -110,16 +110,12 @@ def expected(model: Model, keys: ModelKeys) -> Space:
         put(keys.lane(cls, user), "zset", {j.id: j.arrival for j in lane})
     put(keys.deadlines, "zset", {j.id: j.deadline for j in waiting})
     put(keys.running, "zset", {j.id: j.lease for j in kept})
-    put(keys.inflight, "hash", Counter(j.user for j in kept if j.state == "running"))
+    running = [j.user for j in kept if j.state == "running"]
+    put(keys.inflight, "hash", Counter(name for user in running for name in _names(user)))
     put(keys.waiting, "hash", _waiting(waiting))
     put(keys.ewma, "hash", model.means)
-    put(keys.groups, "hash", {c: n for c, n in model.lifts.items() if n})
-    for cls, side in keys.classes.items():
-        backlog, counters = set(model.backlog(cls)), model.counters[cls]
-        put(side.backlog, "zset", {u: c for u, c in counters.items() if u in backlog})
-        put(side.counter, "hash", {u: c for u, c in counters.items() if u not in backlog})
-        if model.vtime[cls]:
-            put(side.vtime, "string", model.vtime[cls])
+    for key, (kind, content) in _orders(model, keys).items():
+        put(key, kind, content)
     if model.arrival:
         put(keys.arrival, "string", model.arrival)
     if model.leader:
@@ -129,13 +125,29 @@ def expected(model: Model, keys: ModelKeys) -> Space:
     return _without_zeros(space)
 
 
+def _orders(model: Model, keys: ModelKeys) -> dict[str, tuple[str, Any]]:
+    """Who stands where; V, lifts, and what is owed."""
+    lifts = {o + ":" * (":" in o): n for o, n in model.lifts.items() if n}
+    owed = {f"owed:{group}": amount for group, amount in model.owed.items()}
+    held: dict[str, tuple[str, Any]] = {keys.groups: ("hash", lifts | owed)}
+    for order, counters in model.counters.items():
+        idle = {n: c for n, c in counters.items() if not model.stands(order, n)}
+        held[keys.counter_prefix + order] = "hash", idle
+        down = order.partition(":")[2]
+        for cls in model.members(order):
+            where = keys.backlog_prefix + cls + (f":{down}" if down else "")
+            held[where] = "zset", {n: counters[n] for n in model.stand(order, cls)}
+    return held | {keys.vtime_prefix + o: ("string", v) for o, v in model.vtime.items() if v}
+
+
 def _record(job: Job) -> dict[str, object]:
     if job.state == "cancelled":
         return {"state": "cancelled"}
     fields: dict[str, object] = {
         "state": job.state, "user": job.user, "class": job.cls, "arrival": job.arrival,
         "floor": job.floor, "size": job.size, "fixed": job.terms.fixed,
-        "per_out": job.terms.per_output, "max_out": job.terms.max_output, "weight": job.weight,
+        "per_unit": job.terms.per_unit, "per_square": job.terms.per_square,
+        "most": job.terms.most, "weight": job.weight,
         "replica": job.replica, "channel": job.channel, "deadline": job.deadline,
         "tries": job.tries, "meta": job.meta, "owner": job.owner, "attempt": job.attempt,
         "backend": job.backend, "sent": job.sent, "started": job.started,
@@ -150,9 +162,17 @@ def _record(job: Job) -> dict[str, object]:
 def _waiting(jobs: list[Job]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for job in jobs:
-        counts.update(["jobs", f"jobs:{job.cls}", f"jobs:{job.cls}:{job.user}"])
-        counts.update({"bytes": job.size, f"bytes:{job.user}": job.size})
+        counts.update(["jobs", f"jobs:{job.cls}"])
+        counts.update(bytes=job.size)
+        for name in _names(job.user):
+            counts.update({f"jobs:{job.cls}:{name}": 1, f"bytes:{name}": job.size})
     return counts
+
+
+def _names(user: str) -> list[str]:
+    """As what a user counts: itself, and where it is a sub-user its key."""
+    key = parent(user)
+    return [f"{key}:", user] if key else [user]
 
 
 def _plain(value: object) -> object:
@@ -198,11 +218,20 @@ def check(space: Space, keys: ModelKeys) -> None:
     for key, lane in lanes.items():
         where = key.removeprefix(keys.lane_prefix)
         assert counts.get(f"jobs:{where}", 0) == len(lane), "waiting counts a lane"
-    per_user = Counter(records[j]["user"].decode() for j in running)
+    per_user = Counter(n for j in running for n in _names(records[j]["user"].decode()))
     assert held(keys.inflight) == per_user, "inflight counts running jobs"
     bodies = {k for k in space if k.startswith(keys.body_prefix)}
     assert bodies <= {keys.body(j) for j in (*waiting, *running)}, "a body without a use"
     for cls, side in keys.classes.items():
-        users = {k.split(":", 4)[4] for k in lanes if k.startswith(f"{keys.lane_prefix}{cls}:")}
-        assert users == held(side.backlog).keys(), "the backlog is the users with a lane"
-        assert not users & held(side.counter).keys(), "a counter kept twice"
+        start = f"{keys.lane_prefix}{cls}:"
+        users = {k.removeprefix(start) for k in lanes if k.startswith(start)}
+        for key in {parent(u) for u in users} | {""}:
+            down = f":{key}" if key else ""
+            mine = {u for u in users if parent(u) == key}
+            mine |= set() if key else {f"{parent(u)}:" for u in users if parent(u)}
+            assert mine == held(side.backlog + down).keys(), "the backlog is who has a lane"
+            assert not mine & held(side.counter + down).keys(), "a counter kept twice"
+            for other in side.others:
+                both = mine & held(other + down).keys()
+                scores = [{u: held(k + down)[u] for u in both} for k in (other, side.backlog)]
+                assert scores[0] == scores[1], "two counters in one group"

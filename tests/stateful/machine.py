@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from common.cost import Terms
 from common.outcomes import Outcome
-from tests.stateful.steps import CLASSES, IDS, OWNERS, TYPICAL, USERS, Steps
+from tests.stateful.steps import IDS, OWNERS, TYPICAL, USERS, Steps
 from tests.stateful.stores import REPLICAS
 
 Step = tuple[str, dict[str, Any]]
@@ -24,15 +24,29 @@ def run_step(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrateg
 
 
 ids = st.sampled_from(IDS)
-classes = st.sampled_from(CLASSES)
+classes = st.sampled_from(["interactive", "standard", "interactive", "standard", "batch"])
 owners = st.sampled_from(OWNERS)
 mostly = st.sampled_from([True, True, True, False])
 rarely = st.sampled_from([False, False, False, True])
 nth = st.integers(0, 5)
 weights = st.sampled_from([1.0, 2.0, 0.3])
 costs = st.sampled_from([64.0, 1000.0, 1400.0])
-terms = st.sampled_from([TYPICAL, Terms(1000.0, 0.0, 0), Terms(64.0, 2.0, 999), Terms(0, 0.1, 7)])
-bounds = st.sampled_from(["none", "none", "user_jobs", "user_bytes", "model_jobs", "model_bytes"])
+terms = st.sampled_from(
+    [
+        TYPICAL,
+        Terms(1000.0, 0.0, 0.0, 0),
+        Terms(64.0, 2.0, 0.0, 999),
+        Terms(0, 0.1, 0.0, 7),
+        Terms(0.0, 3.0, 0.5, 99),
+    ]
+)
+bounds = st.sampled_from(
+    ["none", "none", "none", "user_jobs", "user_bytes", "key_jobs", "key_bytes", "model_jobs",
+     "model_bytes"]
+)  # fmt: skip
+anyone = st.sampled_from([None, None, 0, 1])
+user_max = st.sampled_from([0, 0, 1, 2])
+floors = st.sampled_from([0.0, 0.5, 0.5])
 passing = st.sampled_from([1, 500, 1_000, 1_001, 2_000, 5_999, 6_000, -1, -20_000])
 hows = st.sampled_from(["rightly", "rightly", "rightly", "an old term", "too late"])
 callers = st.sampled_from([*["right"] * 5, "another", "before", "whoever"])
@@ -52,9 +66,13 @@ coming = st.one_of(
     step("cancel_before_it_comes", job=ids),
 )  # fmt: skip
 going = st.one_of(
-    step("pop", owner=owners, how=hows, backends=backends),
-    step("pop", owner=owners, how=hows, backends=backends, cls=classes),
-    step("pop", owner=owners, how=st.just("rightly"), backends=st.just(["b1", "b1"])),
+    step("pop", owner=owners, how=hows, backends=backends, floor=floors),
+    step("pop", owner=owners, how=hows, backends=backends, cls=classes, whole=mostly,
+         anyone=anyone, user_max=user_max),
+    step("pop", owner=owners, how=st.just("rightly"), backends=backends, cls=st.just("batch"),
+         floor=floors),
+    step("pop", owner=owners, how=st.just("rightly"), backends=st.just(["b1", "b1"]),
+         floor=floors),
     step("pop_and_give_back", cls=classes, owner=owners, insist=st.booleans()),
     step("pop_that_is_lost", owner=owners),
 )  # fmt: skip
@@ -65,7 +83,7 @@ running = st.one_of(
     run_step(
         "settle", heir=st.sampled_from([True, True, False]), twice=mostly, cost=st.none() | costs,
         outcome=st.sampled_from([Outcome.ORPHANED, Outcome.FINISHED]),
-        learn=st.sampled_from([None, 0, 10, 300]), ring=st.booleans(),
+        learn=st.sampled_from([None, 0, 10, 30.5]), ring=st.booleans(),
     ),
     run_step("requeue", heir=mostly, count_try=st.just(True), tries_max=st.just(3)),
     run_step("requeue", heir=mostly, count_try=st.booleans(), tries_max=st.integers(1, 3)),
@@ -80,12 +98,12 @@ watching = st.one_of(
     step("snapshot"),
     step("cancel", n=nth, state=st.just("waiting"), due=st.booleans(), frames=st.just(b""),
          then=st.just(""), reason=st.just(Outcome.CANCELLED)),
-    step("reap", owner=owners, how=hows, cls=classes, dead=dead),
+    step("reap", owner=owners, how=hows, cls=classes, dead=dead, sub=st.booleans()),
 )  # fmt: skip
 leading = st.one_of(
     step("time_passes", ms=passing, renewed=st.booleans()),
     step("clock_set_back", owner=owners, fresh=st.booleans()),
-    step("reap", owner=owners, how=st.just("rightly"), cls=classes, dead=dead),
+    step("reap", owner=owners, how=st.just("rightly"), cls=classes, dead=dead, sub=st.booleans()),
     step("leases_run_out", owner=owners, cls=classes, dead=dead),
     step("lead", op=st.sampled_from(["take", "renew", "renew", "give"]), owner=owners,
          honest=mostly, hold_ms=st.sampled_from([0, 0, 2_000])),
@@ -108,7 +126,12 @@ class QueueMachine(Steps, RuleBasedStateMachine):
 
     @initialize(jobs=many, cls=classes, terms=terms, weight=weights, pops=st.integers(0, 3))
     def begin(
-        self, jobs: list[tuple[str, str]], cls: str, terms: Terms, weight: float, pops: int
+        self,
+        jobs: list[tuple[str, tuple[str, str]]],
+        cls: str,
+        terms: Terms,
+        weight: float,
+        pops: int,
     ) -> None:
         """An empty server; then some jobs, and some of these running."""
         self.raws = [store.run(store.roll_back([]))[1] for store in self.stores]

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """In `<verb>.lua` the text `before`, which occurs once, becomes `after`."""
+    """In `<verb>.lua`, or `lib/<library>.lua`, the text `before`, which occurs once, becomes
+    `after`."""
 
     name: str
     verb: str
@@ -14,7 +15,7 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     # fair order
-    Mutant("a lift is not applied", "enqueue", "if c <= lifted then", "if false then"),
+    Mutant("a lift is not applied", "enqueue", "if (c or 0) <= lifted then", "if not c then"),
     Mutant(
         "ties are broken by name: the lift has no fraction",
         "enqueue",
@@ -24,23 +25,35 @@ MUTANTS = [
     Mutant(
         "ties are broken by name: lifts are not counted",
         "enqueue",
-        "redis.call('HINCRBY', groups, group, 1)",
+        "redis.call('HINCRBY', groups, level.lifts, 1)",
         "",
     ),
     Mutant(
         "V is not a whole number",
-        "pop",
-        "redis.call('SET', vtime, int(math.floor(c)))",
-        "redis.call('SET', vtime, string.format('%.17g', c))",
+        "lib/turns",
+        "local c = math.floor(i == 1 and math.min(counters[1], first) or counters[i])",
+        "local c = i == 1 and math.min(counters[1], first) or counters[i]",
     ),
-    Mutant("V is stale", "pop", "if math.floor(c) > tonumber(", "if c < 0 * tonumber("),
-    Mutant("V falls", "pop", "if math.floor(c) > tonumber(", "if 0 <= tonumber("),
-    Mutant("lifts are counted for ever", "pop", "redis.call('HDEL', groups, group)", ""),
+    Mutant(
+        "V is stale",
+        "lib/turns",
+        "if c > tonumber(redis.call('GET', level.vtime) or 0)",
+        "if false",
+    ),
+    Mutant(
+        "V falls",
+        "lib/turns",
+        "if c > tonumber(redis.call('GET', level.vtime) or 0)",
+        "if true",
+    ),
+    Mutant(
+        "lifts are counted for ever", "lib/turns", "redis.call('HDEL', groups, level.lifts)", ""
+    ),
     Mutant(
         "an empty lane keeps its place in the order",
         "pop",
-        "place(user, score, #heads > 1)",
-        "place(user, score, true)",
+        "left(at, #heads > 1, charge)",
+        "left(at, true, charge)",
     ),
     Mutant(
         "a missing record wedges the class",
@@ -48,14 +61,19 @@ MUTANTS = [
         "if not job or r[1] ~= 'waiting' then",
         "if not job then",
     ),
-    Mutant("weight is forgotten", "pop", " / tonumber(r[5])", ""),
-    Mutant("the cap on output is forgotten", "pop", ", tonumber(r[4]))", ", 1e9)"),
-    Mutant("requeue does not refund", "requeue", "tonumber(c) - tonumber(r[6])", "tonumber(c)"),
+    Mutant("weight is forgotten", "pop", " / tonumber(r[6])", ""),
+    Mutant("the cap on output is forgotten", "pop", ", tonumber(r[5]))", ", 1e9)"),
+    Mutant(
+        "requeue does not refund",
+        "requeue",
+        "enter(level, c - tonumber(r[6]))",
+        "enter(level, c)",
+    ),
     Mutant(
         "requeue looks for a backlogged user among the idle",
         "requeue",
-        "local c = redis.call('ZSCORE', backlog, user) or redis.call('HGET', counter, user)",
-        "local c = redis.call('HGET', counter, user)",
+        "local c = stands(level) or",
+        "local c = tonumber(redis.call('HGET', level.counter, level.name) or nil) or",
     ),
     Mutant(
         "requeue puts a job at the end",
@@ -63,6 +81,126 @@ MUTANTS = [
         "redis.call('ZADD', lane, r[7], job)",
         "redis.call('ZADD', lane, string.format('%.0f', now_ms * 2000), job)",
     ),
+    # classes, sub-users, places, the floor
+    Mutant(
+        "a charge counts in one class of the group alone",
+        "lib/order",
+        "for _, backlog in ipairs(where) do redis.call('ZADD'",
+        "for _, backlog in ipairs({where[1]}) do redis.call('ZADD'",
+    ),
+    Mutant(
+        "a user who waits in another class is lifted again",
+        "enqueue",
+        "if #where == 0 then",
+        "if where[1] ~= level[1] then",
+    ),
+    Mutant(
+        "the lower class goes first",
+        "lib/turns",
+        "if u and (not least or score < least)",
+        "if u and (not least or score <= least)",
+    ),
+    Mutant(
+        "sub-users count as keys",
+        "lib/order",
+        "local names = key and {key, user} or {user}",
+        "local names = key and {user, user} or {user}",
+    ),
+    Mutant(
+        "what a sub-user costs is not booked on its key",
+        "lib/order",
+        "for _, level in ipairs(at) do\n    local c, where",
+        "for _, level in ipairs({at[#at]}) do\n    local c, where",
+    ),
+    Mutant(
+        "what a sub-user costs is booked on its key alone",
+        "lib/order",
+        "for _, level in ipairs(at) do\n    local c, where",
+        "for _, level in ipairs({at[1]}) do\n    local c, where",
+    ),
+    Mutant(
+        "a key leaves the order with the first of its sub-users",
+        "lib/order",
+        "    waits = i > 1 and redis.call('EXISTS', level[1]) == 1\n",
+        "",
+    ),
+    Mutant(
+        "V is kept of keys alone",
+        "lib/turns",
+        "for i, level in ipairs(at) do\n    local c = math",
+        "for i, level in ipairs({at[1]}) do\n    local c = math",
+    ),
+    Mutant(
+        "places for the idle are for anyone",
+        "lib/turns",
+        "if idle then may = redis.call('HEXISTS', inflight, user) == 0 end",
+        "",
+    ),
+    Mutant(
+        "who goes before its turn takes V along",
+        "lib/turns",
+        "math.min(counters[1], first)",
+        "counters[1]",
+    ),
+    Mutant("places for anyone are for the idle", "pop", "#out - 3 >= anyone", "true"),
+    Mutant(
+        "another name of a busy key counts as idle",
+        "lib/counts",
+        "    first = first or n\n",
+        "    first = n\n",
+    ),
+    Mutant(
+        "the most in flight of a user is off by one",
+        "lib/turns",
+        "or 0) < user_max",
+        "or 0) <= user_max",
+    ),
+    Mutant(
+        "the floor share is not earned",
+        "lib/floor",
+        "debt(groups, name, share * cost, cost)",
+        "do end",
+    ),
+    Mutant(
+        "the floor share is not paid for",
+        "lib/floor",
+        "debt(groups, name, 0 - cost, math.huge)",
+        "do end",
+    ),
+    Mutant(
+        "what is owed is saved up",
+        "lib/floor",
+        "      redis.call('HDEL', groups, 'owed:' .. name)\n",
+        "",
+    ),
+    Mutant(
+        "a group that nothing waits above is owed",
+        "lib/floor",
+        "if above > 0 and n > 0",
+        "if n > 0",
+    ),
+    Mutant("what is owed grows for ever", "lib/floor", "owed = math.min(owed, most)", "do end"),
+    Mutant("the square of the cost is forgotten", "pop", " + tonumber(r[4]) * x * x", ""),
+    Mutant(
+        "sub-users have no limit together",
+        "enqueue",
+        "tonumber(w[5] or 0) + 1 > key_jobs",
+        "false",
+    ),
+    Mutant(
+        "counters of sub-users outlive their key",
+        "reap",
+        "      redis.call('DEL', counter_prefix .. down)\n",
+        "",
+    ),
+    Mutant(
+        "a key with a job running is forgotten",
+        "reap",
+        " and redis.call('HEXISTS', inflight, user) == 0",
+        " and (string.sub(user, -1) == ':' or redis.call('HEXISTS', inflight, user) == 0)",
+    ),
+    Mutant("a place ignores higher classes of the user", "snapshot", "user, k + mine)", "user, k)"),
+    Mutant("a lane's places ignore those before", "snapshot", "(i - 1) / 2 + mine", "mine"),
     Mutant("a charge falls while the job runs", "charge", "if more <= 0 then", "if more == 0 then"),
     Mutant(
         "a repeated end is charged again",
@@ -119,7 +257,7 @@ MUTANTS = [
     Mutant("an old attempt starts", "start", " or tonumber(r[3]) ~= attempt", ""),
     Mutant("an old attempt renews", "renew", " or r[3] ~= attempt", ""),
     Mutant("an orphan keeps its attempt", "settle", "math.max(attempt + 1, now_ms)", "attempt"),
-    Mutant("the floor of attempts is ignored", "pop", ", tonumber(r[7]), now_ms", ", now_ms"),
+    Mutant("the floor of attempts is ignored", "pop", ", tonumber(r[8]), now_ms", ", now_ms"),
     Mutant(
         "a run that was requeued is restored",
         "assert",
@@ -146,13 +284,16 @@ MUTANTS = [
     Mutant("a limit is off by one", "enqueue", " + 1 > user_jobs", " > user_jobs"),
     Mutant("a job loses its place", "enqueue", "if arrival == 0 then", "if true then"),
     Mutant(
-        "counts drift when a job is cancelled", "cancel", " ['jobs:' .. class] = 1,", ""
+        "counts drift when a job is cancelled",
+        "cancel",
+        "wait(waiting, class, at, -1, 0 - tonumber(r[4]))",
+        "wait(waiting, class, at, -1, 0)",
     ),
     Mutant(
         "a cancelled job leaves its user in the order",
         "cancel",
-        "if c and redis.call('EXISTS', lane) == 0 then",
-        "if false then",
+        "left(at, redis.call('EXISTS', lane) == 1, 0)",
+        "left(at, true, 0)",
     ),
     Mutant("a cancelled job keeps its body", "cancel", "'DEL', record, body)", "'DEL', record)"),
     Mutant("a job not yet due is cancelled", "cancel", "or 'inf') > now_ms", "or 'inf') < 0"),
@@ -185,5 +326,14 @@ MUTANTS = [
         "math.min(tonumber(h[4] or 0), now_ms + grace_ms)",
         "tonumber(h[4] or 0)",
     ),
-    Mutant("positions ignore who is ahead", "snapshot", "k + ahead)", "k)"),
+    Mutant(
+        "positions ignore who is ahead", "lib/places", " + ahead(users, user, k)\nend", "\nend"
+    ),
+    Mutant(
+        "positions count users after their last job",
+        "lib/places",
+        " - (seen.ends[seen.last] or 0)",
+        "",
+    ),
+    Mutant("positions count own jobs twice", "lib/places", " - math.min(user.jobs, k)", ""),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import msgspec
 
 from common.cost import Terms
 from common.jobs import Due, Lease, Limits, NewJob
-from common.keys import encode
+from common.keys import CLASSES, GROUPS, Policy, path
 from common.outcomes import Outcome
 from common.queue import Queue
 from common.wire import Usage
@@ -23,11 +23,11 @@ from tests.stateful.stores import REPLICAS, Store
 
 BEGIN_MS = 1_790_000_000_000
 IDS = [f"{i:032x}" for i in range(7)]
-USERS = ["u10", "u2", "ü:"]
-CLASSES = ["interactive", "standard"]
+USERS = [("u10", ""), ("ü:", ""), ("k", "a"), ("k", "ü:")]
+"""(user, sub-user): a sub-user shares what its key is given."""
 OWNERS = ["d1", "d2"]
-TYPICAL = Terms(1000.0, 2.0, 100)
-WIDE = Limits(9, 999, 99, 999)
+TYPICAL = Terms(1000.0, 2.0, 0.0, 100)
+WIDE = Limits(9, 999, 9, 999, 99, 999)
 ENDED = ("done", "orphaned")
 NO_RUN = Due("lease", IDS[0], "", "", CLASSES[0], "", 1, False, "fl:reply:g1", REPLICAS[0])
 """What a dispatcher may think it runs before anything ran."""
@@ -37,12 +37,13 @@ class Steps:
     """`stores` are the servers; the last's state is also checked by itself."""
 
     stores: Sequence[Store] = ()
+    policy: Policy = "weighted"
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Model()
+        self.model = Model(self.policy)
         self.now = BEGIN_MS
-        self.homes: dict[str, tuple[str, str, str]] = {}
+        self.homes: dict[str, tuple[tuple[str, str], str, str]] = {}
         """Job -> user, class, replica: these stay, whatever Redis forgets."""
         self.runs: list[tuple[Lease | Due, str]] = []
         """The newest runs and things due, each with its owner."""
@@ -51,7 +52,7 @@ class Steps:
         self.saved: tuple[Model, list[Raw]] | None = None
         self.raws: list[Raw] = []
         self.space: Space = {}
-        self.vtime = dict.fromkeys(CLASSES, 0)
+        self.vtime: dict[str, int] = {}
 
     def do(self, want: object, call: Callable[[Queue], Coroutine[Any, Any, object]]) -> Any:
         """Run `call` on each server: its reply is `want`, its messages and state the model's."""
@@ -115,14 +116,14 @@ class Steps:
     def holds(self) -> None:
         """What is always so, by the last server's own state."""
         check(self.space, self.stores[0].queue.keys)
-        for cls in CLASSES:
-            assert self.model.vtime[cls] >= self.vtime[cls], "V fell"
-            self.vtime[cls] = self.model.vtime[cls]
+        for group, v in self.vtime.items():
+            assert self.model.vtime[group] >= v, "V fell"
+        self.vtime = {group: self.model.vtime[group] for group, _ in self.model.groups}
 
     # --- jobs come
 
     def enqueue(
-        self, job: str, user: str, cls: str, replica: str, body: bytes, terms: Terms,
+        self, job: str, user: tuple[str, str], cls: str, replica: str, body: bytes, terms: Terms,
         weight: float, bound: str, enough: bool, wait_ms: int, again: bool, repeat: bool = True,
     ) -> None:  # fmt: skip
         """`again`: with the place it had, and with the attempts its gateway has seen.
@@ -136,7 +137,7 @@ class Steps:
         user, cls, replica = self.homes.setdefault(job, (user, cls, replica))
         seen = [r.attempt for r, _ in self.runs if r.job == job] if again else [0]
         new = NewJob(
-            id=job, user=user, cls=cls, wait_ms=wait_ms, terms=terms, weight=weight,
+            id=job, user=user[0], sub=user[1], cls=cls, wait_ms=wait_ms, terms=terms, weight=weight,
             replica=replica, meta=b"meta", body=body, floor=max(seen, default=self.now + 1_000),
             arrival=self.arrivals.get(job, 0) if again else 0,
         )  # fmt: skip
@@ -147,8 +148,11 @@ class Steps:
     def limits(self, job: NewJob, bound: str, enough: bool) -> Limits:
         """Limits of which one is just enough for this job, or one too small."""
         every = list(self.model.waiting())
-        mine = [j for j in every if j.user == encode(job.user)]
+        mine = [j for j in every if j.user == path(job.user, job.sub)]
+        peers = [j for j in every if j.user.startswith(path(job.user) + ":")]
         need = {
+            "key_jobs": sum(j.cls == job.cls for j in peers) + 1,
+            "key_bytes": sum(j.size for j in peers) + len(job.body),
             "user_jobs": sum(j.cls == job.cls for j in mine) + 1,
             "user_bytes": sum(j.size for j in mine) + len(job.body),
             "model_jobs": len(every) + 1,
@@ -158,7 +162,12 @@ class Steps:
         return msgspec.structs.replace(WIDE, **tight)
 
     def enqueue_many(
-        self, jobs: list[tuple[str, str]], cls: str, terms: Terms, weight: float, again: bool
+        self,
+        jobs: list[tuple[str, tuple[str, str]]],
+        cls: str,
+        terms: Terms,
+        weight: float,
+        again: bool,
     ) -> None:
         for job, user in jobs:
             if job not in self.model.jobs:
@@ -177,7 +186,7 @@ class Steps:
         user, cls, replica = self.homes[job]
         if due or not self.is_ghost(job):
             word, _ = self.timed(
-                "cancel", job, cls, encode(user), replica, reason, due=due, frames=frames
+                "cancel", job, cls, path(*user), replica, reason, due=due, frames=frames
             )
             if word == "flagged" and then == "start":
                 self.start(0, "right")
@@ -187,7 +196,7 @@ class Steps:
     def cancel_before_it_comes(self, job: str) -> None:
         if job not in self.homes:
             user, cls, replica = self.homes.setdefault(job, (USERS[0], CLASSES[0], REPLICAS[0]))
-            self.timed("cancel", job, cls, encode(user), replica, Outcome.CANCELLED)
+            self.timed("cancel", job, cls, path(*user), replica, Outcome.CANCELLED)
             self.enqueue(job, user, cls, replica, b"abc", TYPICAL, 1.0, "none", True, 9_000, False)
 
     # --- one leads
@@ -222,12 +231,14 @@ class Steps:
         self.lead("take", OWNERS[owner == OWNERS[0]], True, 0)
         self.time_passes(0, True)
 
-    def reap(self, owner: str, how: str, cls: str, dead: list[str]) -> None:
+    def reap(self, owner: str, how: str, cls: str, dead: list[str], sub: bool = False) -> None:
         owner, term = self.leading(owner, how)
-        due = self.model.reap(owner, term, dead, cls, now_ms=self.now)
+        group = self.model.group[cls]
+        key = path("k") if sub else ""
+        due = self.model.reap(owner, term, dead, group, key, now_ms=self.now)
 
         async def call(queue: Queue) -> list[Due] | None:
-            reply = await queue.reap(owner, term, dead, cls, now_ms=self.now)
+            reply = await queue.reap(owner, term, dead, group, key, now_ms=self.now)
             if reply is None:
                 return None
             named = [d for d in reply[0] if d.why != "gateway"]
@@ -245,32 +256,41 @@ class Steps:
 
     # --- jobs run
 
-    def pop(self, backends: list[str], owner: str, how: str, cls: str | None = None) -> None:
-        """Of `cls`, or as the dispatcher does: of the first class that has a job waiting."""
+    def pop(
+        self, backends: list[str], owner: str, how: str, cls: str | None = None,
+        whole: bool = True, anyone: int | None = None, user_max: int = 0, floor: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Of the group of `cls`, or as the dispatcher does: of the first that has a job waiting.
+
+        `whole`: of all its classes, else of `cls` alone.
+        """
         cls = cls or next((c for c in CLASSES if self.model.backlog(c)), CLASSES[0])
+        group = self.model.group[cls]
+        classes = dict(GROUPS[self.policy])[group] if whole else (cls,)
         owner, term = self.leading(owner, how)
-        order = self.model.backlog(cls)
-        lane = self.model.lane(cls, order[0]) if order else []
-        whole = all(j.record for j in lane)
-        popped = self.timed("pop", cls, backends, owner, term)
+        counters = dict(self.model.counters[group])
+        waits = [name for c in classes for name in self.model.backlog(c)]
+        whole_records = all(j.record for j in self.model.jobs.values())
+        popped = self.timed("pop", classes, backends, owner, term, anyone=anyone,
+                            user_max=user_max, floor=floor)  # fmt: skip
         for lease in popped.leases:
             self.remember(lease, owner)
-        if popped.leases and whole:
-            assert popped.leases[0].user == order[0]
-            assert popped.leases[0].job == lane[0].id
+        if popped.leases and anyone is None and not user_max and whole_records:
+            _, name = self.model.levels(popped.leases[0].cls, popped.leases[0].user)[0]
+            assert counters[name] == min(counters[n] for n in waits), "not the least counter"
 
     def pop_and_give_back(self, cls: str, owner: str, insist: bool) -> None:
         """Requeue restores the counter and the place exactly; the run is over, whoever insists."""
         owner, term = self.leading(owner)
-        order = self.model.backlog(cls)
-        before = dict(self.model.counters[cls])
-        for lease in self.timed("pop", cls, ["b1"], owner, term).leases:
+        before = copy.deepcopy(self.model.counters)
+        for lease in self.timed("pop", (cls,), ["b1"], owner, term).leases:
             self.remember(lease, owner)
-            user, rest = lease.user, [j.id for j in self.model.lane(cls, lease.user)]
+            rest = [j.id for j in self.model.lane(cls, lease.user)]
             if self.timed("requeue", lease, owner, count_try=False) == "requeued":
-                assert abs(self.model.counters[cls][user] - before[user]) <= 1e-9
-                assert [j.id for j in self.model.lane(cls, user)] == [lease.job, *rest]
-                assert user in order
+                for order, name in self.model.levels(cls, lease.user):
+                    assert abs(self.model.counters[order][name] - before[order][name]) <= 1e-9
+                    assert name in self.model.stand(order, cls)
+                assert [j.id for j in self.model.lane(cls, lease.user)] == [lease.job, *rest]
             if insist:
                 self.timed("restore", lease, owner, "b1", lease.charged, started=False)
 
@@ -286,15 +306,15 @@ class Steps:
 
     def charge(self, n: int, who: str, cost: float) -> None:
         run, owner, _ = self.run_of(n, who)
-        if run.cls:
-            self.untimed("charge", run.cls, [(run.job, run.attempt, cost)], owner)
+        if isinstance(run, Lease):
+            self.untimed("charge", [(run, cost)], owner)
 
     def settle(
         self, n: int, who: str, heir: bool, cost: float | None, twice: bool, outcome: Outcome,
-        learn: int | None, ring: bool,
+        learn: float | None, ring: bool,
     ) -> None:  # fmt: skip
         run, owner, is_heir = self.run_of(n, who)
-        usage = Usage(5, 0, learn) if learn else None
+        usage = Usage(5, 0, 9) if learn else None
         for _ in range(1 + twice):
             if run.cls:
                 self.timed("settle", run, owner, outcome, b"end", heir=heir == is_heir,
@@ -322,9 +342,11 @@ class Steps:
             self.untimed("ack", list(dict.fromkeys([mine[-1], mine[n % len(mine)]])), replica)
 
     def snapshot(self) -> None:
-        """With the place of every job there has been."""
-        homes = [(cls, encode(user), job) for job, (user, cls, _) in self.homes.items()]
-        self.do(self.model.snapshot(homes), lambda q: q.snapshot(homes))
+        """With the place of every job there has been, and the lanes of all."""
+        homes = [(cls, path(*user), job) for job, (user, cls, _) in self.homes.items()]
+        lanes = sorted({(cls, user) for cls, user, _ in homes})
+        self.do(self.model.snapshot(homes, lanes), lambda q: q.snapshot(homes, lanes))
+        self.do(self.model.snapshot(runs=False), lambda q: q.snapshot(runs=False))
 
     # --- Redis loses
 
@@ -353,14 +375,14 @@ class Steps:
 
         Then dispatchers say what they run, and gateways enqueue again what is not known.
         """
-        self.model, raws = self.saved or (Model(), [[] for _ in self.stores])
+        self.model, raws = self.saved or (Model(self.policy), [[] for _ in self.stores])
         if everything:
-            self.model, raws = Model(), [[] for _ in self.stores]
+            self.model, raws = Model(self.policy), [[] for _ in self.stores]
         self.saved = None
         pairs = zip(self.stores, raws, strict=True)
         self.raws = [store.run(store.roll_back(raw))[1] for store, raw in pairs]
         self.space = read(self.raws[-1])
-        self.vtime = dict.fromkeys(CLASSES, 0)
+        self.vtime = {}
         self.now += 100
         for n in range(min(told, len(self.runs))):
             self.restore(n, "whoever", started, False)

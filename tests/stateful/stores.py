@@ -22,12 +22,17 @@ T = TypeVar("T")
 class Store:
     """One queue, what its server holds, and all that it publishes. Closed by `with`."""
 
-    def __init__(self, url: str | None, scripts: Mapping[str, Script] | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None,
+        scripts: Mapping[str, Script] | None = None,
+        policy: keys.Policy = "weighted",
+    ) -> None:
         self._runner = asyncio.Runner()
         self._embedded = fakeredis.FakeServer() if url is None else None
         self.broker = Broker(open_link(url, server=self._embedded))
         self.broker.scripts.update(scripts or {})
-        self.queue = Queue(self.broker, MODEL)
+        self.queue = Queue(self.broker, MODEL, policy)
         self._messages: list[Message] = []
         self._marked = asyncio.Event()
         self._number = 0

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from common.errors import BrokerRefused
-from common.scripts import VERBS, parse
+from common.scripts import VERBS, Script, parse
 from tests.stateful.machine import QueueMachine
 from tests.stateful.mutants import MUTANTS, Mutant
 from tests.stateful.stores import Store
@@ -28,16 +28,24 @@ SETTINGS = settings(
 )
 
 
-def source(verb: str) -> str:
-    return (resources.files("common.lua") / f"{verb}.lua").read_text(encoding="utf-8")
+def source(name: str) -> str:
+    return (resources.files("common.lua") / f"{name}.lua").read_text(encoding="utf-8")
+
+
+def planted(mutant: Mutant) -> dict[str, Script]:
+    """The verb with the bug; or all verbs, where the bug is in a library."""
+    text = source(mutant.verb)
+    assert text.count(mutant.before) == 1, "the seeded bug has no place in the script any more"
+    text = text.replace(mutant.before, mutant.after)
+    if mutant.verb.startswith("lib/"):
+        given = {mutant.verb.removeprefix("lib/"): text}
+        return {verb: parse(verb, source(verb), given) for verb in VERBS}
+    return {mutant.verb: parse(mutant.verb, text)}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_the_machine_catches(mutant: Mutant) -> None:
-    text = source(mutant.verb)
-    assert text.count(mutant.before) == 1, "the seeded bug has no place in the script any more"
-    script = parse(mutant.verb, text.replace(mutant.before, mutant.after))
-    with Store(None, {mutant.verb: script}) as mutated:
+    with Store(None, planted(mutant)) as mutated:
 
         class Machine(QueueMachine):
             stores = (mutated,)

@@ -177,12 +177,13 @@ class Fleet:
 
     def leftovers(self, *, expiring: bool = False) -> list[str]:
         """Keys that may not stay when no job is open; those that expire too, unless allowed."""
-        permanent = frozenset().union(*(ModelKeys(m).permanent() for m in self.models))
+        models = [ModelKeys(m) for m in self.models]
         with self.redis() as client:
             return sorted(
                 key.decode()
                 for key in client.scan_iter(count=1000)
-                if key.decode() not in permanent and not (expiring and client.pttl(key) > 0)
+                if not any(m.permanent(key.decode()) for m in models)
+                and not (expiring and client.pttl(key) > 0)
             )
 
     async def settle(self, *, expiring: bool = False) -> None:

@@ -132,7 +132,7 @@ class Dispatcher:
 
         async def popped() -> Run | None:
             led = await self.queue.lead("take", self.name, lease_ms=600_000)
-            leases = (await self.queue.pop(cls, ["b1"], self.name, led.term)).leases
+            leases = (await self.queue.pop([cls], ["b1"], self.name, led.term)).leases
             return Run(self, leases[0]) if leases else None
 
         run = await wait_until(popped, timeout=60, what="a job")

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.admission import FIRST_BYTES_MAX, KV_TRIAL_S, BackendLoad, Counts, Peak, Room
+from dispatcher.admission import FIRST_BYTES_MAX, KV_TRIAL_S, BackendLoad, Counts, Room
 from dispatcher.engines import EngineFacts
+from dispatcher.why import Why
 
 IDLE = EngineFacts(waiting=0, running=0, kv=0.0)
 
@@ -27,7 +28,7 @@ def fresh(**options: float) -> BackendLoad:
 
 
 def room(load: BackendLoad, now: float, cls: str = "standard", limit: int = 3) -> Room:
-    return load.room(now, cls, limit, others_waiting=False)
+    return load.room(now, cls, limit)
 
 
 def send(load: BackendLoad, now: float, *jobs: str, cls: str = "standard") -> None:
@@ -39,7 +40,7 @@ def test_jobs_go_out_up_to_the_limit_and_a_first_byte_gives_a_place_back() -> No
     load = fresh()
     assert room(load, 1) == Room(3)
     send(load, 1, "a", "b", "c")
-    assert room(load, 1) == Room(0, "3 waiting ≥ limit 3")
+    assert room(load, 1).reason == "3 waiting ≥ limit 3"
     load.started(2, "b")
     load.started(2, "b")
     assert room(load, 2) == Room(1)
@@ -57,7 +58,7 @@ def test_what_waits_beyond_one_s_own_jobs_is_foreign() -> None:
     send(load, 1, "a")
     polled(load, 1.05, waiting=3)
     assert load.counts(1.05) == Counts(1, 1, 2)
-    assert room(load, 1.05) == Room(0, "3 waiting ≥ limit 3")
+    assert room(load, 1.05).reason == "3 waiting ≥ limit 3"
     assert room(load, 1.05, "interactive", 5) == Room(2)
 
 
@@ -79,7 +80,7 @@ def test_stale_metrics_leave_one_at_a_time_and_no_foreign_load() -> None:
     assert room(load, 10.3).n == 0
     assert room(load, 10.31) == Room(1)
     send(load, 10.31, "a")
-    assert room(load, 14.1) == Room(0, "metrics 4.1 s old: 1 waiting ≥ limit 1")
+    assert room(load, 14.1).reason == "metrics 4.1 s old: 1 waiting ≥ limit 1"
     load.poll_failed(14.1)
     assert load.failures == 1
     assert room(load, 14.1, limit=1) == room(load, 14.1)
@@ -91,7 +92,7 @@ def test_a_page_without_the_waiting_count_is_no_knowledge_of_the_load() -> None:
     load = BackendLoad()
     polled(load, 0, waiting=None)
     send(load, 0, "a")
-    assert room(load, 0) == Room(0, "metrics unknown: 1 waiting ≥ limit 1")
+    assert room(load, 0).reason == "metrics unknown: 1 waiting ≥ limit 1"
 
 
 def test_slots() -> None:
@@ -102,7 +103,7 @@ def test_slots() -> None:
     assert room(load, 1) == Room(1)
     send(load, 1, "more")
     load.started(1, "more")
-    assert room(load, 1) == Room(0, "slots 7 ≥ 4 + 3")
+    assert room(load, 1).reason == "7 in flight ≥ 7"
 
 
 def test_kv_memory() -> None:
@@ -112,7 +113,7 @@ def test_kv_memory() -> None:
     polled(load, 1, kv=0.919)
     assert room(load, 1) == Room(3)
     polled(load, 1.1, kv=0.95)
-    assert room(load, 1.1) == Room(0, "KV 0.95 ≥ 0.92")
+    assert room(load, 1.1).reason == "KV 0.95 ≥ 0.92"
     assert room(load, 1.5) == Room(1), "stale: the gauge does not count, and the limit is 1"
     polled(load, 1.6, kv=0.95)
     assert room(load, 1.6).n == 0
@@ -141,17 +142,86 @@ def test_a_full_backend_without_own_jobs_gets_one_after_a_while() -> None:
 
 def test_batch_gives_way() -> None:
     load = fresh()
-    assert load.room(1, "batch", 1, others_waiting=True) == Room(0, "other classes wait")
     send(load, 1, "a")
-    assert room(load, 1, "batch", 2) == Room(0, "1 of other classes not started")
+    assert room(load, 1, "batch", 2).reason == "1 of other classes not started"
+    assert load.room(1, "batch", 3, floor=True) == Room(2), "but for its floor share"
     load.started(1, "a")
     assert room(load, 1, "batch", 2) == Room(2)
     send(load, 1, "b", cls="batch")
     assert room(load, 1, "batch", 2) == Room(1)
-    assert room(load, 1, "batch", 1) == Room(0, "1 waiting ≥ limit 1")
+    assert room(load, 1, "batch", 1).reason == "1 waiting ≥ limit 1"
     assert room(load, 1, "interactive", 3) == Room(2), "batch counts against the others' limit"
     polled(load, 1.1, waiting=2)
-    assert room(load, 1.1, "batch", 9) == Room(0, "1 of others waiting")
+    assert room(load, 1.1, "batch", 9).reason == "1 of others waiting"
+
+
+def test_batch_leaves_one_slot_in_8_free_and_never_all_of_them() -> None:
+    for slots, most in [(32, 28), (17, 14), (16, 14), (2, 1), (1, 1)]:
+        load = fresh(max_num_seqs=slots)
+        for i in range(most):
+            send(load, 1, f"job{i}")
+            assert room(load, 1, "batch", 40).n == 0, "the last has not started"
+            load.started(1, f"job{i}")
+            assert room(load, 1, "batch", 40).n == most - 1 - i
+        assert room(load, 1, "batch", 40).why is Why.SLOTS
+        assert load.room(1, "batch", 40, floor=True).n == min(40, slots + 40 - most)
+    load = fresh()
+    for i in range(20):
+        polled(load, 2 + i, waiting=1, running=8, period=100)
+    polled(load, 30, waiting=0, running=0, period=100)
+    assert room(load, 30, "batch", 40) == Room(7), "slots that were learned"
+    load.slots.probed = True
+    assert room(load, 30, "batch", 40) == Room(40), "or perhaps there are more"
+    load = fresh()
+    assert load.room(1, "batch", 40, slots=16) == Room(14), "slots known otherwise"
+    assert load.room(1, "batch", 40, slots=16, headroom=0.0) == Room(16)
+    assert load.room(1, "standard", 40, slots=16) == Room(40), "others may wait for a slot"
+
+
+def test_the_limit_follows_what_ends_while_nobody_notices() -> None:
+    load = fresh()
+    for i in range(1, 601):
+        load.sent(i / 60, f"job{i}", "standard", streams=True)
+        load.ended(i / 60, f"job{i}")
+    assert room(load, 10) == Room(3), "they ended without a first byte: they were no completions"
+    for i in range(1, 601):
+        load.sent(10 + i / 60, f"job{i}", "standard", streams=True)
+        load.started(10 + i / 60, f"job{i}")
+        load.ended(10 + i / 60, f"job{i}")
+    assert room(load, 20) == Room(3), "60 a second for 0.05 s"
+    load.sent(20, "one", "standard", streams=True)
+    load.started(20, "one")
+    load.ended(20, "one")
+    assert room(load, 20) == Room(4)
+    assert room(load, 20, "batch", 1) == Room(4)
+    assert room(load, 31) == Room(3), "of late nothing ended"
+
+
+def test_stale_metrics_leave_one_at_a_time_however_fast_jobs_end() -> None:
+    load = BackendLoad()
+    for i in range(2_000):
+        load.sent(i / 200, f"job{i}", "standard", streams=True)
+        load.started(i / 200, f"job{i}")
+        load.ended(i / 200, f"job{i}")
+    assert room(load, 10) == Room(1)
+
+
+def test_each_reason_has_its_word() -> None:
+    assert room(fresh(), 1).why is Why.OPEN
+    load = fresh(max_num_seqs=1)
+    send(load, 1, "a", "b", "c")
+    assert room(load, 1).why is Why.LIMIT
+    assert room(load, 1, "batch").why is Why.GIVES_WAY
+    for job in "abc":
+        load.started(1, job)
+    send(load, 1, "d")
+    load.started(1, "d")
+    assert room(load, 1).why is Why.SLOTS
+    assert room(load, 1, limit=9).why is Why.OPEN
+    polled(load, 2, kv=0.95)
+    assert room(load, 2, limit=9).why is Why.KV
+    send(load, 9, "e")
+    assert room(load, 9).why is Why.STALE
 
 
 def test_jobs_of_other_dispatchers_count_once_and_can_be_forgotten() -> None:
@@ -244,37 +314,6 @@ def test_the_usual_time_is_of_own_jobs_alone() -> None:
 # --- whatever happens
 
 
-@given(
-    steps=st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 9)), max_size=60),
-    width=st.integers(1, 2_000),
-    ask_after=st.integers(0, 3_000),
-)
-def test_the_peak_is_the_greatest_value_of_the_window(
-    steps: list[tuple[int, int]], width: int, ask_after: int
-) -> None:
-    peak, now, told = Peak(width), 0, [(0, 0)]
-    for wait, value in steps:
-        now += wait
-        peak.set(now, value)
-        told.append((now, value))
-    now += ask_after
-    ends = [at for at, _ in told[1:]] + [now]
-    naive = max(v for (_, v), end in zip(told, ends, strict=True) if end >= now - width)
-    assert peak.peak(now) == naive
-    assert len(peak._past) <= 9
-
-
-def test_the_peak_s_edges_and_memory() -> None:
-    peak = Peak(6)
-    peak.set(0, 5)
-    peak.set(1, 0)
-    assert (peak.peak(7), peak.peak(7.1)) == (5, 0), "the window has its end and its beginning"
-    for i in range(1_000):
-        peak.set(8 + i / 1_000, 5 * (i % 2))
-    assert peak.peak(9) == 5
-    assert len(peak._past) <= 1
-
-
 class _Machine:
     """Does to a load what a step says; `n` chooses among jobs, classes and numbers."""
 
@@ -286,7 +325,7 @@ class _Machine:
 
     def send(self, n: int) -> None:
         cls, limit = [("interactive", 3), ("standard", 3), ("batch", 1)][n % 3]
-        got = self.load.room(self.now, cls, limit, others_waiting=bool(n & 8))
+        got = self.load.room(self.now, cls, limit, floor=bool(n & 8))
         assert (got.reason == "") == (got.n > 0)
         for _ in range(got.n):
             self.sent += 1
@@ -297,7 +336,7 @@ class _Machine:
             known = self.load.fresh(self.now)
             assert c.unstarted + c.foreign <= (limit if known else 1)
             assert c.inflight <= 8 + limit
-            assert self.load.room(self.now, cls, limit, others_waiting=False).n == 0
+            assert self.load.room(self.now, cls, limit).n == 0
 
     def start(self, n: int) -> None:
         self.now += 0.01
@@ -324,6 +363,7 @@ def test_room_never_lets_the_limit_be_exceeded(steps: list[tuple[int, int]]) -> 
         acts[act](n)
         c = m.load.counts(m.now)
         assert c.inflight == len(m.jobs)
+        assert c.inflight == sum(m.load.inflight(x) for x in ("interactive", "standard", "batch"))
         assert 0 <= c.unstarted <= c.inflight
     for job in m.jobs:
         m.load.ended(m.now, job)

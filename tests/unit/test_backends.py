@@ -43,7 +43,7 @@ class Watch:
 
     def room(self, cls: str = "standard", limit: int = 3) -> Room:
         now = asyncio.get_running_loop().time()
-        return self.backend.room(now, cls, limit, others_waiting=False)
+        return self.backend.room(now, cls, limit)
 
     def counts(self) -> Counts:
         return self.backend.load.counts(asyncio.get_running_loop().time())
@@ -140,7 +140,7 @@ async def test_foreign_load_is_seen_and_told(labels: int, old: bool) -> None:
         facts = watch.backend.load.facts
         assert facts is not None and facts.running == 2 and facts.kv
         assert watch.room() == Room(1)
-        assert watch.room("batch", 9) == Room(0, "2 of others waiting")
+        assert watch.room("batch", 9).reason == "2 of others waiting"
         for response in streams:
             await response.aclose()
         await wait_until(lambda: watch.counts().foreign == 0, timeout=0.2)
@@ -279,7 +279,7 @@ async def test_an_engine_without_metrics_is_used_within_its_own_limit(
         assert watch.backend.metrics_up is False
         assert watch.backend.reachable is True
         watch.backend.sent(asyncio.get_running_loop().time(), "a", "standard", streams=True)
-        assert watch.room() == Room(0, "metrics unknown: 1 waiting ≥ limit 1")
+        assert watch.room().reason == "metrics unknown: 1 waiting ≥ limit 1"
         watch.busy = False
         await pass_time(130)
     warnings = [r.getMessage() for r in caplog.records]
@@ -351,13 +351,13 @@ async def test_a_refusal_takes_a_backend_out_of_use_and_a_first_byte_brings_it_b
         now = asyncio.get_running_loop().time()
         backend.sent(now, "a", "standard", streams=True)
         backend.refused(now, "a")
-        assert watch.room() == Room(0, "refused, next try in 0.5 s")
+        assert watch.room().reason == "refused, next try in 0.5 s"
         assert watch.counts().inflight == 0
         await pass_time(0.5)
         assert watch.room() == Room(1)
         now += 0.5
         backend.sent(now, "b", "standard", streams=True)
-        assert watch.room() == Room(0, "refused, on trial")
+        assert watch.room().reason == "refused, on trial"
         backend.ended(now, "b")
         assert watch.room() == Room(1), "cancelled before it told anything"
         backend.sent(now, "c", "standard", streams=True)

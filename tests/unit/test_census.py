@@ -12,14 +12,14 @@ from dispatcher.census import SILENT_RENEWALS, Census
 from dispatcher.runs import Runs
 
 ME, OTHER = "dispatcher-a-1", "dispatcher-b-2"
-LIMITS = Limits(100, 1 << 20, 100, 1 << 20)
+LIMITS = Limits(100, 1 << 20, 100, 1 << 20, 100, 1 << 20)
 SETTINGS = DispatcherSettings()
 
 
 def job(number: int) -> NewJob:
     return NewJob(
         id=f"{number:032x}", user="alice", cls="standard", wait_ms=60_000,
-        terms=Terms(10.0, 2.0, 100), weight=1.0, replica="gateway-a-1", meta=b"m", body=b"{}",
+        terms=Terms(10.0, 2.0, 0.0, 100), weight=1.0, replica="gateway-a-1", meta=b"m", body=b"{}",
     )  # fmt: skip
 
 
@@ -27,7 +27,7 @@ async def run_by(queue: Queue, owner: str, number: int, url: str, lease_ms: int)
     """A job that `owner` runs at a backend and has not begun, with so much of its lease left."""
     assert (await queue.enqueue(job(number), LIMITS)).word == "queued"
     term = (await queue.lead("take", owner)).term
-    popped = await queue.pop("standard", [url], owner, term, lease_ms=lease_ms)
+    popped = await queue.pop(["standard"], [url], owner, term, lease_ms=lease_ms)
     assert len(popped.leases) == 1
 
 

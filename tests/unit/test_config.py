@@ -7,9 +7,11 @@ import pytest
 
 from common.config import load, read_environment
 from common.errors import ConfigError
-from common.settings import BackendSettings, KeySettings
+from common.key_settings import KeySettings
+from common.settings import BackendSettings, ClassSettings, ModelSettings, Price, TokenWeights
 
 GPU = "http://gpu1:8000"
+KEY = '[[keys]]\nsecret = "12345678"\nuser = "u"\n'
 FULL = """
 [redis]
 url = "redis://r:1/0"
@@ -29,6 +31,36 @@ aliases = ["gpt-4o-mini"]
 backends = [{ url = "http://gpu1:8000", engine = "vllm", max_num_seqs = 256 }]
 [models."llama-3.1-8b".class.batch]
 queue_limit = 2
+wait_s = 60
+inflight_max = 40
+user_inflight_max = 8
+jobs_max = 500
+[models.big]
+fairness = "price"
+price = { input = 0.5, cached_input = 0.05, output = 1.5 }
+class_policy = "strict"
+interactive_weight = 2
+floor_share = 0
+slots = 64
+reserved_slots = 3
+engine_priority = true
+[models.other]
+tokens = { input = 1, cached = 0, output = 3 }
+[[keys]]
+secret = "sk-webui-1"
+user = "webui"
+user_from = ["header:X-OpenWebUI-User-Id", "body:user"]
+jobs_max = 300
+background = [
+    { header = "X-Task: ^title$" },
+    { metadata = "task" },
+    { system = "### Task:", to = "standard" },
+]
+[[keys]]
+secret = "sk-team-01"
+user = "team"
+user_from = ["body:user"]
+sub_users = "separate"
 """
 
 
@@ -75,6 +107,41 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     assert [model.queue_limit(c) for c in ("interactive", "standard", "batch")] == [3, 3, 2]
 
 
+def test_the_fair_order_is_read_whole(tmp_path: Path) -> None:
+    settings = load(write(tmp_path, FULL), environment={})
+    batch = settings.models["llama-3.1-8b"].of_class("batch")
+    limits = (batch.wait_s, batch.inflight_max, batch.user_inflight_max, batch.jobs_max)
+    assert limits == (60, 40, 8, 500)
+    big = settings.models["big"]
+    assert big.price == Price(input=0.5, cached_input=0.05, output=1.5)
+    order = (big.fairness, big.class_policy, big.interactive_weight, big.floor_share)
+    assert order == ("price", "strict", 2, 0)
+    assert (big.slots, big.reserved_slots, big.engine_priority) == (64, 3, True)
+    other = settings.models["other"]
+    assert other.tokens == TokenWeights(input=1, cached=0, output=3)
+    webui, team = settings.keys[1:]
+    assert webui.user_from == ["header:X-OpenWebUI-User-Id", "body:user"]
+    assert webui.shares and webui.key_jobs() == 300
+    assert [(r.header, r.metadata, r.system, r.to) for r in webui.background] == [
+        ("X-Task: ^title$", None, None, "batch"),
+        (None, "task", None, "batch"),
+        (None, None, "### Task:", "standard"),
+    ]
+    assert not team.shares and team.sub_users == "separate"
+
+
+def test_of_the_fair_order_there_are_defaults() -> None:
+    model = ModelSettings()
+    assert (model.fairness, model.class_policy) == ("tokens", "weighted")
+    assert (model.interactive_weight, model.floor_share, model.engine_priority) == (4, 0.02, False)
+    assert (model.slots, model.reserved_slots, model.price) == (None, None, None)
+    assert model.tokens == TokenWeights(input=1, cached=0.1, output=2)
+    assert model.of_class("batch") == ClassSettings()
+    key = KeySettings(secret="sk-alice-1", user="a", user_from=["body:user"])
+    assert (key.sub_users, key.key_jobs()) == ("share", 10_000)
+    assert not KeySettings(secret="sk-alice-1", user="a").shares
+
+
 def test_options_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, '[gateway]\nhost = "1.1.1.1"\nport = 1\ndrain_s = 1\n')
     environment = {"FAIRLANE_GATEWAY_PORT": "2", "FAIRLANE_GATEWAY_DRAIN_S": "2.5"}
@@ -119,6 +186,12 @@ def test_the_process_environment_counts_where_none_is_given(
         ("[models.m.class.batch]\nqueue_limits = 1", "models.m.class.batch.queue_limits",
          "queue_limit"),
         ("[models.m.class.batches]\nqueue_limit = 1", "models.m.class.batches", "batch"),
+        ("[models.m]\ntokens = { inputs = 1 }", "models.m.tokens.inputs", "input"),
+        ("[models.m]\nprice = { input = 1, outputs = 1 }", "models.m.price.outputs", "output"),
+        ("[models.m]\nfloor_shares = 0", "models.m.floor_shares", "floor_share"),
+        ("[models.m.class.batch]\nwait = 1", "models.m.class.batch.wait", "wait_s"),
+        ('[[keys]]\nusers_from = []', "keys[].users_from", "user_from"),
+        ('[[keys]]\nbackground = [{ heder = "A" }]', "keys[].background[].heder", "header"),
         ('[[backends]]\nurls = "http://h:1"', "backends[].urls", "url"),
     ],
 )  # fmt: skip
@@ -153,6 +226,19 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known() -> None:
         ("[models.m.class.batch]\nqueue_limit = 0", "queue_limit"),
         ('[models.m]\nbackends = [{ url = "http://h:1", max_num_seqs = 0 }]', "max_num_seqs"),
         ('[models.m]\nfairness = "beauty"', "fairness"),
+        ('[models.m]\nclass_policy = "loose"', "class_policy"),
+        ("[models.m]\ninteractive_weight = 0.5", "interactive_weight"),
+        ("[models.m]\nfloor_share = 0.6", "floor_share"),
+        ("[models.m]\nfloor_share = -0.1", "floor_share"),
+        ("[models.m]\nslots = 0", "slots"),
+        ("[models.m]\nreserved_slots = -1", "reserved_slots"),
+        ("[models.m]\ntokens = { input = -1 }", "input"),
+        ('[models.m]\nfairness = "price"\nprice = { input = 1 }', "output"),
+        ("[models.m.class.batch]\nwait_s = 0", "wait_s"),
+        ("[models.m.class.batch]\nuser_inflight_max = 0", "user_inflight_max"),
+        (KEY + "jobs_max = 0\nuser_from = ['body:user']", "jobs_max"),
+        (KEY + 'sub_users = "apart"', "sub_users"),
+        (KEY + 'background = [{ system = "x", to = "slow" }]', "background[0].to"),
         ('[[keys]]\nsecret = "12345678"\nuser = ""', "user"),
         ('[[keys]]\nsecret = "12345678"\nuser = "u"\nweight = 0', "weight"),
         ('[[keys]]\nsecret = "12345678"\nuser = "u"\nclasses = []', "classes"),
@@ -179,6 +265,36 @@ def test_a_value_out_of_range_is_refused_with_its_place(
         ('[[keys]]\nuser = "a"', "exactly one of `secret` and `sha256`"),
         ('[[keys]]\nuser = "a"\nsecret = "short"', "8 to 4096"),
         ('[[keys]]\nuser = "a"\nsha256 = "zz"', "64 hexadecimal"),
+        ('[models.m]\nfairness = "price"', "needs `price`"),
+        ("[models.m]\ntokens = { cached = 2 }", "may not be above that of an input token"),
+        ("[models.m]\ntokens = { input = 0, cached = 0, output = 0 }", "at least 0.001"),
+        ("[models.m]\nprice = { input = 0, output = 0 }", "at least 0.001"),
+        ("[models.m]\nprice = { input = 1, cached_input = 2, output = 1 }",
+         "may not be above `input`"),
+        ("[models.m]\nslots = 4\nreserved_slots = 4", "is below `slots`"),
+        (KEY + 'user_from = ["X-User"]', "`header:<Name>` or `body:user`"),
+        (KEY + 'user_from = ["body:name"]', "`header:<Name>` or `body:user`"),
+        (KEY + 'user_from = ["header:"]', "names no HTTP header"),
+        (KEY + 'user_from = ["header:X User"]', "names no HTTP header"),
+        (KEY + 'user_from = ["header:X-User\\u0000"]', "names no HTTP header"),
+        (KEY + 'user_from = ["header:Authorization"]', "holds a secret"),
+        (KEY + 'sub_users = "separate"', "needs `user_from`"),
+        (KEY + "jobs_max = 5", "`jobs_max` needs `user_from`"),
+        (KEY + 'jobs_max = 5\nuser_from = ["body:user"]\nsub_users = "separate"',
+         "`jobs_max` needs `user_from`"),
+        (KEY + "background = [{}]", "exactly one of `header`, `metadata`, `system`"),
+        (KEY + 'background = [{ header = "A", system = "b" }]', "exactly one of"),
+        (KEY + 'background = [{ header = "A B: c" }]', "no such name"),
+        (KEY + 'background = [{ header = ": c" }]', "no such name"),
+        (KEY + 'background = [{ header = "A:" }]', "1 to 500 characters"),
+        (KEY + 'background = [{ metadata = "=x" }]', "`key=pattern`"),
+        (KEY + 'background = [{ system = "" }]', "1 to 500 characters"),
+        (KEY + f'background = [{{ system = "{"x" * 501}" }}]', "1 to 500 characters"),
+        (KEY + 'background = [{ system = "(" }]', "pattern is none"),
+        (KEY + 'user_from = ["body:user"]\n[[keys]]\nsecret = "87654321"\nuser = "u"',
+         "only some divide its share"),
+        (KEY + 'user_from = ["body:user"]\nsub_users = "separate"\n'
+         '[[keys]]\nsecret = "87654321"\nuser = "u/ann"', "has a name that a person of 'u' may"),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, text: str, why: str) -> None:

@@ -5,8 +5,8 @@ import itertools
 
 import pytest
 
+from common.key_settings import BackgroundRule, KeySettings
 from common.keys import CLASSES
-from common.settings import KeySettings
 from gateway.answers import Refusal
 from gateway.auth import Keys, Principal, choose_class, open_user
 
@@ -50,6 +50,21 @@ def test_every_other_key_gets_the_same_answer(header: bytes | None) -> None:
         KEYS.principal(b"Bearer nobody")
     assert other.value.answer.body() == answer.body()
     assert b"nobody" not in answer.body()
+
+
+def test_a_key_carries_how_its_people_are_told_apart() -> None:
+    webui = KeySettings(
+        secret="sk-test-webui", user="webui", user_from=["header:X-User", "body:user"], jobs_max=7,
+        background=[BackgroundRule(header="X-Task: title")],
+    )  # fmt: skip
+    found = Keys([ALICE, webui]).principal(b"Bearer sk-test-webui")
+    assert found.people is not None
+    assert found.people.sources == (b"x-user", b"") and not found.people.separate
+    assert found.key_jobs == 7
+    assert [rule.header for rule in found.background] == [b"x-task"]
+    alice = KEYS.principal(b"Bearer sk-test-alice")
+    assert alice.people is not None and alice.people.sources == () and alice.background == ()
+    assert Keys([]).principal(None).people is None
 
 
 def test_without_keys_anyone_may_use_everything() -> None:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.outcomes import Outcome
@@ -234,6 +234,7 @@ def test_headers_about_the_engines_connection_stay_behind() -> None:
                     b"bad name", b"x-bad", b"x-wide", b""} & headers.keys()  # fmt: skip
 
 
+@example(["head", "done", "comment", "fail"])
 @given(
     st.lists(st.sampled_from(["comment", "head", "body", "a", "more", "done", "fail", "end"]),
              max_size=9)

@@ -1,0 +1,71 @@
+"""What one model's leader knows as it decides whose turn it is: its backends, their slots and load,
+against the model's settings. Nothing is asked or waited for here; time is an argument."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from common.keys import CLASSES
+from common.metrics import DispatcherMetrics
+from common.settings import ModelSettings
+from dispatcher.backends import Backend
+from dispatcher.routing import Place
+from dispatcher.slots import Ceiling, ModelSlots
+from dispatcher.turns import Rules, View
+
+
+class Facts:
+    """Of one model. `backends` may grow while it is used."""
+
+    def __init__(self, settings: ModelSettings, backends: Sequence[Backend]) -> None:
+        self._backends = backends
+        self._limits = {c: settings.queue_limit(c) for c in CLASSES}
+        self._total = settings.slots
+        self._headroom = settings.batch_headroom
+        self._slots = ModelSlots(settings.slots, settings.reserved_slots)
+        each = {c: settings.of_class(c) for c in CLASSES}
+        self.rules: Mapping[str, Rules] = {
+            c: Rules(s.inflight_max, s.user_inflight_max or 0) for c, s in each.items()
+        }
+
+    def view(
+        self, now: float, waiting: Mapping[str, int], due: Collection[str], *, look: bool, most: int
+    ) -> View:
+        """For one decision, made at once. The arguments are as in `View`."""
+        ceiling, usable = self._ceiling(now), self._usable(now)
+        share = None
+        if self._total is not None and ceiling.slots is not None:
+            share = ceiling.slots // len(usable)
+
+        def room(cls: str, floor: bool) -> Mapping[str, Place]:
+            limit = self._limits[cls]
+            if floor:  # batch's own limit is for what runs beside nobody
+                limit = max(limit, self._limits["standard"])
+            places = {}
+            for b in self._backends:
+                free = b.room(now, cls, limit, floor=floor, slots=share, headroom=self._headroom)
+                places[b.url] = Place(free.n, b.load.counts(now).inflight, free.why)
+            return places
+
+        inflight = {c: sum(b.load.inflight(c) for b in self._backends) for c in CLASSES}
+        taken = sum(b.load.counts(now).inflight for b in usable)
+        return View(waiting, inflight, room, most, ceiling.busy_max, taken, due, look)
+
+    def bound(self, now: float) -> None:
+        """Jobs wait, and the reserved slots alone hold them back."""
+        self._slots.bound(now)
+
+    def measure(self, now: float, model: str, metrics: DispatcherMetrics) -> None:
+        """Export what is known."""
+        for b in self._backends:
+            counts = b.load.counts(now)
+            metrics.backend(
+                model, b.url, counts.inflight, counts.unstarted, counts.foreign, b.load.fresh(now)
+            )
+        ceiling = self._ceiling(now)
+        metrics.slots(model, ceiling.slots or 0, ceiling.reserved)
+
+    def _usable(self, now: float) -> list[Backend]:
+        return [b for b in self._backends if b.usable(now)]
+
+    def _ceiling(self, now: float) -> Ceiling:
+        engines = [b.load.slots for b in self._usable(now)]
+        return self._slots.ceiling(now, engines, len(self._backends))

@@ -1,0 +1,32 @@
+"""Why no job is sent: a closed set, for metrics and for those who ask."""
+
+from enum import StrEnum
+
+
+class Why(StrEnum):
+    """One reason for which a place is not given."""
+
+    OPEN = ""
+    """There is no reason: there is a place."""
+    LIMIT = "limit"
+    """As many wait in the engine as may."""
+    SLOTS = "slots"
+    """All slots and the engine's queue are taken."""
+    KV = "kv"
+    """The engine's KV memory is full."""
+    STALE = "stale"
+    """The engine's metrics are old, so only one at a time is sent."""
+    REFUSED = "refused"
+    """The backend refused a job a moment ago."""
+    GIVES_WAY = "gives_way"
+    """Batch gives way to the load of others there."""
+    RESERVED = "reserved"
+    """What is left is for users with nothing in flight, and none of them waits."""
+    USER_LIMIT = "user_limit"
+    """All who wait have as much in flight as one user may."""
+    CLASS_LIMIT = "class_limit"
+    """The class has as much in flight as it may."""
+    PROCESS = "process"
+    """This dispatcher runs as many jobs as it may."""
+    NO_BACKEND = "no_backend"
+    """The model has no backend."""

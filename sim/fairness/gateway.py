@@ -1,0 +1,207 @@
+"""A gateway: an order, the product's admission and turns, and what it learns of the engines."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+import msgspec
+
+from common.cost import Pricing, pricing
+from common.keys import CLASSES, GROUPS, Policy
+from common.settings import Fairness, ModelSettings
+from common.wire import Usage
+from dispatcher.admission import BATCH, HEADROOM, BackendLoad
+from dispatcher.engines import EngineFacts
+from dispatcher.routing import Place, Router
+from dispatcher.slots import Ceiling, ModelSlots
+from dispatcher.turns import Round, View, engine_priority
+from dispatcher.turns import Rules as Limits
+from dispatcher.why import Why
+from sim.fairness.baselines import Waiting
+from sim.fairness.jobs import Job
+from sim.fairness.order import Entry
+from sim.fairness.world import World
+
+BUSY_S, IDLE_S = 0.1, 1.0
+"""Time between polls of an engine, while jobs wait and while none does."""
+CHARGE_S = 1.0
+"""Running jobs are charged what they cost so far this often."""
+POP_MAX = 64
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """How a gateway goes about it. The defaults are Fairlane's."""
+
+    limit: int = 3
+    """Requests that may wait in an engine; for batch at most 1."""
+    fairness: Fairness = "tokens"
+    """What a job costs its user: see `common.cost`."""
+    policy: Policy = "weighted"
+    interactive_weight: float = 4.0
+    floor: float = 0.02
+    reserved: int | None = None
+    """Slots kept for users with nothing in flight; None: Fairlane's rule."""
+    slots: int | None = None
+    """Slots of all engines; None: they are learned."""
+    user_max: int = 0
+    """Most jobs of one user in flight; 0: no limit."""
+    headroom: int | None = None
+    """Slots that batch leaves free in each engine, where that is more than Fairlane's rule."""
+    batch_max: int | None = None
+    """Most batch jobs in flight; None: no limit."""
+    priority: bool = False
+    """Whether engines are told priorities."""
+    preempt: bool = False
+    """Whether the youngest batch job is taken out of an engine when another finds no slot. It
+    begins anew later, at no cost to its user."""
+    classes: bool = True
+    """False: all jobs are of one class."""
+    hop: float = 0.001
+    """Seconds from the gateway to an engine, one way."""
+    delay: float = 0.0
+    """Seconds by which an engine's metrics are old."""
+
+
+class Gateway:
+    """One leader. Everything it decides with is told by its own events and by polls."""
+
+    def __init__(self, world: World, order: Waiting, rules: Rules) -> None:
+        self.hop = rules.hop
+        self._world = world
+        self._order = order
+        self._rules = rules
+        self._jobs: dict[str, Job] = {}
+        self._running: dict[str, str] = {}
+        """Job -> class."""
+        n = len(world.engines)
+        self._loads = [BackendLoad() for _ in range(n)]
+        self._engines = range(n)
+        self._limits = {
+            c: Limits(rules.batch_max if c == BATCH else None, rules.user_max) for c in CLASSES
+        }
+        self._ceiling = ModelSlots(rules.slots, rules.reserved)
+        self._router = Router()
+        self._pages: list[deque[tuple[float, EngineFacts]]] = [deque() for _ in range(n)]
+        self._polled = -math.inf
+        self._pricing: Pricing = pricing(ModelSettings(fairness=rules.fairness))
+        world.at(0.0, self._poll)
+        world.at(CHARGE_S, self._charge)
+
+    def arrive(self, now: float, job: Job) -> None:
+        """Into the order, and out again if there is room."""
+        a = job.arrival
+        cls = a.cls if self._rules.classes else "standard"
+        urgent = cls == "interactive" and self._rules.policy == "weighted"
+        weight = a.weight * (self._rules.interactive_weight if urgent else 1.0)
+        self._jobs[job.id] = job
+        terms = self._pricing.terms(a.input, a.most)
+        self._order.enqueue(Entry(id=job.id, user=a.user, cls=cls, terms=terms, weight=weight))
+        self._round(now)
+
+    def first(self, now: float, job: Job) -> None:
+        """One job less that may wait in the engine."""
+        self._loads[job.engine].started(now, job.id)
+        self._round(now)
+
+    def end(self, now: float, job: Job) -> None:
+        """A place is free, and the cost is known."""
+        a = job.arrival
+        self._loads[job.engine].ended(now, job.id)
+        del self._running[job.id], self._jobs[job.id]
+        usage, seconds = Usage(a.input, 0, a.output), now - (job.sent or now)
+        cost = self._pricing.real(usage, seconds)
+        self._order.settle(job.id, cost, self._pricing.unit(usage, seconds))
+        self._round(now)
+
+    def _charge(self, now: float) -> None:
+        for job_id in self._running:
+            job = self._jobs[job_id]
+            if tokens := self._world.tokens(now, job):
+                usage = Usage(job.arrival.input, 0, tokens)
+                cost = self._pricing.real(usage, now - (job.sent or now))
+                self._order.charge(job_id, cost)
+        self._world.at(now + CHARGE_S, self._charge)
+
+    def _poll(self, now: float) -> None:
+        """Read each engine's page, which is `delay` seconds old, and look again."""
+        waits = any(self._order.waiting.values())
+        if waits or now - self._polled >= IDLE_S - 1e-9:
+            self._polled = now
+            for n, engine in enumerate(self._world.engines):
+                pages = self._pages[n]
+                pages.append((now, engine.facts(now)))
+                while len(pages) > 1 and pages[1][0] <= now - self._rules.delay + 1e-9:
+                    pages.popleft()
+                facts = pages[0][1]
+                load = self._loads[n]
+                load.polled(now, facts, period=BUSY_S if waits else IDLE_S)
+            self._round(now)
+        self._world.at(now + BUSY_S, self._poll)
+
+    # --- a round
+
+    def _round(self, now: float) -> None:
+        """Send what may go."""
+        if not any(self._order.waiting.values()):
+            return
+        ceiling = self._ceiling.ceiling(now, [load.slots for load in self._loads],
+                                        len(self._loads))  # fmt: skip
+        turns = Round(GROUPS[self._rules.policy], self._limits, self._router)
+        while (turn := turns.next(self._view(now, ceiling))) is not None:
+            entries = self._order.pop(
+                turn.classes, len(turn.places), anyone=turn.anyone, user_max=turn.user_max,
+                floor=self._rules.floor,
+            )  # fmt: skip
+            for entry, place in zip(entries, turn.places, strict=False):
+                self._send(now, entry, int(place))
+            turns.told(turn, len(entries))
+        if turns.why is Why.RESERVED:
+            self._ceiling.bound(now)
+        if self._rules.preempt and ceiling.slots and self._preempt(now, ceiling.slots):
+            self._round(now)
+
+    def _preempt(self, now: float, slots: int) -> bool:
+        """Take one batch job back, if a job of another class waits, or would in the engine."""
+        waits = any(n for c, n in self._order.waiting.items() if c != BATCH)
+        if not waits and len(self._running) <= slots:
+            return False
+        batch = [self._jobs[j] for j, cls in self._running.items() if cls == BATCH]
+        job = max(batch, key=lambda j: (j.sent or 0.0, j.id), default=None)
+        if job is None or not self._world.abort(now, job):
+            return False
+        self._loads[job.engine].ended(now, job.id)
+        del self._running[job.id]
+        self._order.requeue(job.id)
+        return True
+
+    def _view(self, now: float, ceiling: Ceiling) -> View:
+        inflight = {c: sum(load.inflight(c) for load in self._loads) for c in CLASSES}
+
+        def room(cls: str, floor: bool) -> Mapping[str, Place]:
+            return {str(n): self._place(now, n, cls, floor) for n in self._engines}
+
+        # A slot that batch holds is as good as free for others, if it gives way.
+        batch = inflight[BATCH] if self._rules.preempt else 0
+        return View(
+            waiting=self._order.waiting, inflight=inflight, room=room, most=POP_MAX,
+            busy_max=ceiling.busy_max, taken=sum(inflight.values()) - batch, due=self._order.due(),
+        )  # fmt: skip
+
+    def _place(self, now: float, n: int, cls: str, floor: bool) -> Place:
+        load, rules = self._loads[n], self._rules
+        limit = rules.limit if floor or cls != BATCH else min(rules.limit, 1)
+        slots = None if rules.slots is None else rules.slots // len(self._loads)
+        known, headroom = slots or load.slots.value, HEADROOM
+        if rules.headroom is not None and known:
+            headroom = rules.headroom / known
+        room = load.room(now, cls, limit, floor=floor, slots=slots, headroom=headroom)
+        return Place(room.n, load.counts(now).inflight, room.why)
+
+    def _send(self, now: float, entry: Entry, engine: int) -> None:
+        self._running[entry.id] = entry.cls
+        self._loads[engine].sent(now, entry.id, entry.cls, streams=True)
+        self._router.sent(str(engine))
+        priority = engine_priority(entry.cls, entry.inflight) if self._rules.priority else 0
+        self._world.send(now, self._jobs[entry.id], engine, self.hop, priority)

@@ -1,0 +1,91 @@
+"""What comes in a simulation, and what became of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection
+
+import msgspec
+
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
+"""Service is counted in weighted tokens, as `fairness = "tokens"` charges them."""
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """One request of a workload. `output` is its exact length, which nobody knows beforehand."""
+
+    at: float
+    """Seconds from the start."""
+    user: str
+    input: int
+    output: int
+    cls: str = "standard"
+    weight: float = 1.0
+    most: int = 1_024
+    """The most output tokens the client allows."""
+
+    @property
+    def work(self) -> float:
+        """Weighted tokens of it all."""
+        return INPUT_WEIGHT * self.input + OUTPUT_WEIGHT * self.output
+
+
+class Job:
+    """An arrival on its way. Times are seconds; None: not yet."""
+
+    __slots__ = ("arrival", "ended", "engine", "first", "id", "request", "seen", "sent")
+
+    def __init__(self, number: int, arrival: Arrival) -> None:
+        self.id = str(number)
+        self.arrival = arrival
+        self.engine = -1
+        self.request = 0
+        self.sent: float | None = None
+        self.first: float | None = None
+        """Its first token left the engine."""
+        self.seen: float | None = None
+        """Its first token reached the client."""
+        self.ended: float | None = None
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The state at one instant."""
+
+    at: float
+    served: dict[str, float]
+    """Weighted tokens that each user has got so far; input counts when its first token comes."""
+    waiting: int
+    """Requests in the engines' own queues."""
+    inflight: int
+    """Requests in the engines."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One run. Samples are in order of time."""
+
+    jobs: list[Job]
+    samples: list[Sample]
+    ended: float
+
+    def ttfts(self, users: frozenset[str], since: float = 0.0) -> list[float]:
+        """Seconds to the first token of these users' jobs that came from `since` on; of one that
+        had none when the run ended, the time it had waited: it is at least that."""
+        return [
+            (self.ended if j.seen is None else j.seen) - j.arrival.at
+            for j in self.jobs
+            if j.arrival.user in users and since <= j.arrival.at <= self.ended
+        ]
+
+    def served(self, since: float, until: float, users: Collection[str] | None = None) -> float:
+        """Weighted tokens that the users (None: all) got between two instants, as sampled."""
+        first, last = self.sample(since).served, self.sample(until).served
+        names = last if users is None else users
+        return sum(last.get(u, 0.0) - first.get(u, 0.0) for u in names)
+
+    def sample(self, at: float) -> Sample:
+        """The last sample up to this time."""
+        return self.samples[bisect_right(self.samples, at + 1e-9, key=lambda s: s.at) - 1]
+
+    def busy_until(self) -> float:
+        """The last sample at which requests waited in an engine."""
+        return max((s.at for s in self.samples if s.waiting), default=0.0)

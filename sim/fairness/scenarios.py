@@ -1,0 +1,56 @@
+"""All scenarios by name."""
+
+from __future__ import annotations
+
+from sim.fairness import cases, trace_cases
+from sim.fairness.contest import Scenario
+from sim.fairness.policies import STANDARD
+
+SHARING = ("direct", "fifo", "rr", "fair", "reserve")
+KINDS = (*SHARING, "by-requests", "by-time", "by-kv")
+BATCH = (
+    "direct", "priority", "fair", "reserve", "headroom-2", "headroom-6", "headroom-8", "preempt",
+)  # fmt: skip
+
+WAITS = ("p50", "p95", "p99", "alone", "better", "tokens", "even", "behind")
+SHARES = ("ratio", "ratio_min", "ratio_max", "jain", "share", "tokens", "behind")
+RESTS = ("p50", "p95", "p99", "alone", "alone99", "tokens", "rest", "idle")
+
+SCENARIOS = {
+    s.name: s
+    for s in (
+        Scenario("flood", "A asks 200 times at once, C once every 10 s; 32 slots, an engine of "
+                 "which nothing is known", cases.flood, STANDARD, WAITS),
+        Scenario("flood-warm", "the same on an engine whose slots were learned in an earlier flood",
+                 cases.flood_warm, STANDARD, WAITS),
+        Scenario("flood-wide", "flood on an engine with 256 slots, which its speed limits",
+                 lambda seed: cases.flood(seed, cases.WIDE), STANDARD, WAITS),
+        Scenario("sizes", "two users always have work, requests of 8:1",
+                 cases.sizes, KINDS, SHARES),
+        Scenario("sizes-weighted", "the same; the one with large requests has weight 3",
+                 lambda seed: cases.sizes(seed, 3.0), SHARING, SHARES),
+        Scenario("returning", "A is away for 60 s, then floods against B, who always has work",
+                 cases.returning, (*SHARING, "no-lift"), SHARES),
+        Scenario("azure-low", "Azure conversations, 2.18 a second: overload at times",
+                 lambda seed: trace_cases.azure(seed, 2.18), STANDARD, WAITS),
+        Scenario("azure", "Azure conversations, 2.49 a second: about what the engine can do",
+                 trace_cases.azure, STANDARD, WAITS),
+        Scenario("azure-high", "Azure conversations, 2.71 a second: more than the engine can do",
+                 lambda seed: trace_cases.azure(seed, 2.71), STANDARD, WAITS),
+        Scenario("azure-batch", "azure-high, the heavy user as batch",
+                 lambda seed: trace_cases.azure(seed, 2.71, "batch"), STANDARD, WAITS),
+        Scenario("servegen", "clients of ServeGen, 2.4 times as fast: overload",
+                 trace_cases.servegen, STANDARD, WAITS),
+        Scenario("arena", "Chatbot Arena on an A10G as in the VTC artifact",
+                 trace_cases.arena, STANDARD, WAITS),
+        Scenario("batch", "batch work without end, 20 people chat at half load; 32 slots",
+                 cases.batch, BATCH, RESTS),
+        Scenario("batch-wide", "the same on an engine with 256 slots",
+                 lambda seed: cases.batch(seed, cases.WIDE),
+                 ("direct", "fair", "reserve", "at-most-32", "at-most-56", "at-most-96"), RESTS),
+        Scenario("overload", "10 people chat, others ask as standard for twice the capacity",
+                 cases.overload, STANDARD, WAITS),
+        Scenario("overload-same", "the same; the others are interactive too",
+                 lambda seed: cases.overload(seed, "interactive"), STANDARD, WAITS),
+    )
+}  # fmt: skip

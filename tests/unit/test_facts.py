@@ -1,0 +1,77 @@
+"""What the leader knows of its backends as it decides."""
+
+from common.settings import BackendSettings, ClassSettings, ModelSettings
+from dispatcher.backends import Backend
+from dispatcher.engines import EngineFacts
+from dispatcher.facts import Facts
+from dispatcher.turns import Rules, View
+from dispatcher.why import Why
+
+NONE = {"interactive": 0, "standard": 0, "batch": 0}
+
+
+def backends(*slots: int | None) -> list[Backend]:
+    """Reachable and idle, their metrics fresh for long."""
+    made = [
+        Backend(BackendSettings(url=f"http://gpu{i}:8000", max_num_seqs=n))
+        for i, n in enumerate(slots)
+    ]
+    for backend in made:
+        backend.load.polled(0, EngineFacts(0, 0, 0.0), period=1_000)
+        backend.connected()
+    return made
+
+
+def run(backend: Backend, count: int, cls: str = "standard") -> None:
+    for i in range(count):
+        backend.sent(1, f"{backend.url}{cls}{i}", cls, streams=True)
+        backend.started(1, f"{backend.url}{cls}{i}")
+
+
+def view(facts: Facts) -> View:
+    return facts.view(1, NONE, (), look=False, most=64)
+
+
+def test_places_are_as_the_backends_and_the_class_s_limit_have_them() -> None:
+    two = backends(16, 16)
+    run(two[0], 2)
+    limits = {"interactive": ClassSettings(queue_limit=5)}
+    seen = view(Facts(ModelSettings(class_=limits), two))  # type: ignore[arg-type]
+    places = {cls: seen.room(cls, False) for cls in NONE}
+    assert [p.room for p in places["interactive"].values()] == [5, 5]
+    assert [p.room for p in places["standard"].values()] == [3, 3]
+    assert [(p.room, p.inflight) for p in places["batch"].values()] == [(1, 2), (1, 0)]
+    assert [p.room for p in seen.room("batch", True).values()] == [3, 3], "for its floor share"
+    run(two[1], 15, "batch")
+    assert seen.room("batch", False)[two[1].url].why is Why.SLOTS
+
+
+def test_slots_and_jobs_of_backends_that_cannot_be_used_do_not_count() -> None:
+    two = backends(32, 32)
+    run(two[0], 30)
+    run(two[1], 20, "batch")
+    facts = Facts(ModelSettings(), two)
+    seen = view(facts)
+    assert (seen.busy_max, seen.taken) == (62, 50)
+    two[1].sent(1, "more", "batch", streams=True)
+    two[1].refused(1, "more")
+    seen = view(facts)
+    assert (seen.busy_max, seen.taken) == (31, 30)
+    assert seen.inflight == {"interactive": 0, "standard": 30, "batch": 20}
+
+
+def test_a_total_is_divided_among_the_backends_for_batch() -> None:
+    two = backends(None, None)
+    for n in (14, 15):
+        seen = view(Facts(ModelSettings(slots=32), two))
+        assert seen.busy_max == 31
+        run(two[0], n)
+    room = view(Facts(ModelSettings(slots=32), two)).room("batch", False)
+    assert [p.room for p in room.values()] == [0, 1]
+
+
+def test_rules_are_the_class_s_settings() -> None:
+    settings = {"standard": ClassSettings(inflight_max=7, user_inflight_max=2)}
+    facts = Facts(ModelSettings(class_=settings), [])  # type: ignore[arg-type]
+    assert facts.rules == {"interactive": Rules(), "standard": Rules(7, 2), "batch": Rules()}
+    assert view(facts).busy_max is None
