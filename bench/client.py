@@ -15,6 +15,7 @@ EVENT = b"data: "
 _KEEP = len(EVENT) - 1
 _LAST = b"0\r\n\r\n"
 _HEAD_MAX = 64 * 1024
+COMMENTS_MAX = 256
 
 
 class Gone(Exception):
@@ -31,6 +32,8 @@ class Answer(msgspec.Struct):
     last: float = 0.0
     """When it was over."""
     events: int = 0
+    comments: list[tuple[float, bytes]] = msgspec.field(default_factory=list)
+    """What came before the first event, and when: at most COMMENTS_MAX pieces."""
 
     @property
     def first_s(self) -> float:
@@ -167,6 +170,8 @@ class Connection(asyncio.Protocol):
                 answer.first = monotonic()
             answer.events += found
             self.events += found
+        elif not answer.events and len(answer.comments) < COMMENTS_MAX:
+            answer.comments.append((monotonic(), data))
         self._tail = joined[-_KEEP:]
         if self._tail == _LAST:
             self._finish(answer)

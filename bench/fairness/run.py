@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 
 from bench.crowd import Crowd
+from bench.eta_error import errors, told
 from bench.fairness.scenario import Request, Scenario, Seen, Side, Workload
 from bench.load import Goal
 
@@ -53,11 +54,17 @@ async def see(workload: Workload, access: Access) -> Seen:
             for s in crowd.sent
             if s.first_s is not None or not s.ended
         ]
+        eta_errors = [
+            error
+            for s in crowd.sent
+            if (answer := s.answer) is not None
+            for error in errors(told(answer.comments), answer.first)
+        ]
         failed = dict(crowd.failed)
         for task in (*tasks, watch):
             task.cancel()
     crowd.close()
-    return Seen(requests, crowd.samples, failed, ended, access.slots)
+    return Seen(requests, crowd.samples, failed, ended, access.slots, eta_errors)
 
 
 def _over(workload: Workload, crowd: Crowd) -> bool:

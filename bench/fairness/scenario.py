@@ -82,6 +82,8 @@ class Seen(msgspec.Struct, frozen=True):
     ended_s: float
     slots: float = math.nan
     """Of the engine, as Fairlane had found when it began; 0: it had not."""
+    eta_errors: Sequence[float] = ()
+    """|told - real| / real of each time that a waiting stream was told (`bench.eta_error`)."""
 
     def first_s(self, users: Sequence[str], until: float = math.inf) -> list[float]:
         """Times to the first token of these users' requests, of those sent before `until`."""

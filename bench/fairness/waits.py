@@ -23,7 +23,7 @@ from bench.fairness.scenario import (
     ratio,
 )
 from bench.fairness.svg import BLUE, ORANGE, Column, Mark, Panel, Series, log_ticks
-from bench.report import Budget, Figure
+from bench.report import Budget, Figure, percentile
 from bench.setup import Setup
 from sim.fairness.trace_cases import azure
 from sim.fairness.traces import SLICE_S
@@ -137,8 +137,18 @@ def _flood_figures(runs: Runs) -> list[Figure]:
                     lambda seen: seen.wait([HEAVY], 0.50))  # fmt: skip
     if THROUGH in runs:
         figures.append(Figure(name="slots learned before", unit="", value=runs[THROUGH].slots))
+        figures += _eta(runs[THROUGH])
     figures.append(Figure(name="window", unit="s", value=until))
     return figures
+
+
+def _eta(seen: Seen) -> list[Figure]:
+    """How true the times were that waiting streams were told in their comments."""
+    return [
+        Figure(name=f"error of the times told, p{100 * share:.0f}", unit="×",
+               value=percentile(seen.eta_errors, share))
+        for share in (0.50, 0.90)
+    ]  # fmt: skip
 
 
 def _window(runs: Runs) -> float:

@@ -1,5 +1,6 @@
 """The fairness benchmark's own arithmetic: workloads, statistics, pictures, whom a key is for."""
 
+import asyncio
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ import pytest
 
 from bench.client import Answer, Client, Connection, Target
 from bench.crowd import Ask, Sample, Sent, made
+from bench.eta_error import errors, told
 from bench.fairness import shares, waits
 from bench.fairness.scenario import DIRECT, THROUGH, Request, Scenario, Seen, engine, named
 from bench.fairness.shares import EVENLY, LARGE, LOPSIDED, SMALL, TRIO, WEIGHTED, windows
@@ -324,3 +326,17 @@ def test_a_setup_becomes_a_configuration_that_fairlane_reads(tmp_path: Path) -> 
 def test_names_of_figures_tell_the_side_only_where_it_is_not_the_usual_one() -> None:
     assert named("x", THROUGH) == "x"
     assert named("x", NO_RESERVE) == "x (no reserve)"
+
+
+async def test_what_a_waiting_stream_was_told_is_kept_until_its_first_event() -> None:
+    connection = Connection()
+    connection.connection_made(asyncio.Transport())
+    connection.answer = Answer(0.0)
+    connection._done = asyncio.get_running_loop().create_future()
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    for data in (head, b"19\r\n: queued position=3 eta=4\n\r\n", b"8\r\ndata: a\n\r\n"):
+        connection.data_received(data)
+    connection.data_received(b"19\r\n: queued position=9 eta=9\n\r\n")
+    told_it = told(connection.answer.comments)
+    assert [(t.position, t.eta_s) for t in told_it] == [(3, 4)]
+    assert errors(told_it, told_it[0].at + 5.0) == [pytest.approx(0.2)]
