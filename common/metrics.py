@@ -2,6 +2,8 @@
 as configured or announced, the three classes, the closed sets of outcomes and of reasons for which
 nothing is sent; never a user."""
 
+import contextlib
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from common.outcomes import Outcome
@@ -34,6 +36,10 @@ class DispatcherMetrics:
         self._metrics_up = Gauge(
             "fairlane_backend_metrics_up", "1 while its metrics are fresh", backend, registry=r
         )
+        self._tpot = Gauge(
+            "fairlane_backend_tpot_seconds", "Mean gap between chunks there; absent: unknown",
+            backend, registry=r,
+        )  # fmt: skip
         self._refusals = Counter(
             "fairlane_admission_closed", "Rounds in which jobs wait and have no place, and why",
             ("model", "reason"), registry=r,
@@ -78,6 +84,14 @@ class DispatcherMetrics:
         self._unstarted.labels(model, url).set(unstarted)
         self._foreign.labels(model, url).set(foreign)
         self._metrics_up.labels(model, url).set(int(fresh))
+
+    def tpot(self, model: str, url: str, seconds: float | None) -> None:
+        """A backend's time per output token; None: not known."""
+        if seconds is not None:
+            self._tpot.labels(model, url).set(seconds)
+            return
+        with contextlib.suppress(KeyError):  # it was not known before either
+            self._tpot.remove(model, url)
 
     def slots(self, model: str, slots: int, reserved: int) -> None:
         """Slots of the model's usable backends (0: unknown) and how many of them are kept."""

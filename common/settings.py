@@ -61,6 +61,10 @@ class ClassSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     admitted. Of the people that divide a key's share each has this limit."""
     jobs_max: Count | None = None
     """Most jobs of one user waiting in this class; absent: as the gateway has it."""
+    tpot_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] | None = None
+    """None of the class is sent to an engine while its time per output token is above this: the
+    mean gap between the chunks of its streams over the last 2 s, known from 20 chunks on. It does
+    not hold where nothing is in flight. Absent: no limit."""
 
 
 LEAST = 0.001
@@ -149,6 +153,11 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """How many jobs may wait in one backend while a job of `cls` is admitted."""
         limit = self.of_class(cls).queue_limit
         return limit if limit is not None else 1 if cls == "batch" else 3
+
+    def tpot_s(self, cls: str) -> float | None:
+        """`tpot_ms` of a class in seconds; None: no limit."""
+        ms = self.of_class(cls).tpot_ms
+        return None if ms is None else ms / 1000
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

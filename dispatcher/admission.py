@@ -23,6 +23,7 @@ from dispatcher.engines import EngineFacts
 from dispatcher.peak import Peak
 from dispatcher.rate import Rate
 from dispatcher.slots import EngineSlots
+from dispatcher.tpot import Tpot
 from dispatcher.why import Why
 
 BATCH = "batch"
@@ -86,6 +87,7 @@ class BackendLoad:
         self.facts: EngineFacts | None = None
         """The last that was read, however old."""
         self.slots = EngineSlots(max_num_seqs)
+        self.tpot = Tpot()
         self._kv_max = kv_max
         self._runs: dict[str, _Run] = {}
         self._quiet: dict[str, None] = {}
@@ -193,20 +195,23 @@ class BackendLoad:
 
     def room(
         self, now: float, cls: str, limit: int, *, floor: bool = False, slots: int | None = None,
-        headroom: float = HEADROOM,
+        headroom: float = HEADROOM, tpot_s: float | None = None,
     ) -> Room:  # fmt: skip
         """How many jobs of a class may be sent now.
 
         `limit`: jobs of this class are admitted while fewer wait in the engine.
         `floor`: a job that runs for its class's floor share need not give way, though it is batch.
         `slots`: of this backend, where they are known otherwise than here. `headroom`: the share
-        of them that batch leaves free.
+        of them that batch leaves free. `tpot_s`: none are sent while time per output token is known
+        to be above it, unless nothing is in flight.
         """
         c = self.counts(now)
         known = self._load_known(now)
         limit = max(limit, self._keeps_up(now)) if known else min(limit, 1)
         if cls == BATCH and not floor and (reason := self._batch_gives_way(c)):
             return Room(0, reason, Why.GIVES_WAY)
+        if tpot_s is not None and (reason := self._slow(now, tpot_s)):
+            return Room(0, reason, Why.TPOT)
         n = limit - (c.unstarted + c.foreign)
         if n <= 0:
             why = "" if known else self._doubt(now) + ": "
@@ -241,6 +246,12 @@ class BackendLoad:
         if others:
             return f"{others} of other classes not started"
         return f"{c.foreign} of others waiting" if c.foreign else ""
+
+    def _slow(self, now: float, most: float) -> str:
+        tpot = self.tpot.mean(now) if self._runs else None
+        if tpot is None or tpot <= most:
+            return ""
+        return f"TPOT {tpot * 1e3:.0f} ms > {most * 1e3:g} ms"
 
     def _trials(self, now: float) -> int:
         """Jobs that a backend with full KV memory may get all the same."""

@@ -84,10 +84,12 @@ class Backend:
 
     def room(
         self, now: float, cls: str, limit: int, *, floor: bool = False, slots: int | None = None,
-        headroom: float = HEADROOM,
+        headroom: float = HEADROOM, tpot_s: float | None = None,
     ) -> Room:  # fmt: skip
         """How many jobs of a class may be sent now, breaker and load considered."""
-        room = self.load.room(now, cls, limit, floor=floor, slots=slots, headroom=headroom)
+        room = self.load.room(
+            now, cls, limit, floor=floor, slots=slots, headroom=headroom, tpot_s=tpot_s
+        )
         n = self.breaker.room(now, room.n)
         if n == room.n:
             return room
@@ -254,12 +256,9 @@ class Poller:
         if backend.settings.api_key is not None:
             headers["authorization"] = f"Bearer {backend.settings.api_key}"
         try:
-            request = httpx.Request(
-                "GET",
-                backend.url + path,
-                headers=headers,
-                extensions={"timeout": {"connect": CONNECT_S}},
-            )
+            timeouts = {"timeout": {"connect": CONNECT_S}}
+            url = backend.url + path
+            request = httpx.Request("GET", url, headers=headers, extensions=timeouts)
             async with asyncio.timeout(POLL_TIMEOUT_S):
                 return await self._fetch(request)
         except TimeoutError:

@@ -18,6 +18,7 @@ class Facts:
     def __init__(self, settings: ModelSettings, backends: Sequence[Backend]) -> None:
         self._backends = backends
         self._limits = {c: settings.queue_limit(c) for c in CLASSES}
+        self._tpot_s = {c: settings.tpot_s(c) for c in CLASSES}
         self._total = settings.slots
         self._headroom = settings.batch_headroom
         self._slots = ModelSlots(settings.slots, settings.reserved_slots)
@@ -41,7 +42,10 @@ class Facts:
                 limit = max(limit, self._limits["standard"])
             places = {}
             for b in self._backends:
-                free = b.room(now, cls, limit, floor=floor, slots=share, headroom=self._headroom)
+                free = b.room(
+                    now, cls, limit, floor=floor, slots=share, headroom=self._headroom,
+                    tpot_s=self._tpot_s[cls],
+                )  # fmt: skip
                 places[b.url] = Place(free.n, b.load.counts(now).inflight, free.why)
             return places
 
@@ -60,6 +64,7 @@ class Facts:
             metrics.backend(
                 model, b.url, counts.inflight, counts.unstarted, counts.foreign, b.load.fresh(now)
             )
+            metrics.tpot(model, b.url, b.load.tpot.mean(now))
         ceiling = self._ceiling(now)
         metrics.slots(model, ceiling.slots or 0, ceiling.reserved)
 

@@ -226,6 +226,7 @@ class Relay:
             if run.out.full():
                 run.read_until = float("inf")  # a slow client is no silent engine
                 await run.out.room()
+                run.chunks.held_up(_now())
             run.read_until = _now() + self._settings.silence_s
         return await answer.read()
 
@@ -241,6 +242,8 @@ class Relay:
                 data, clean = b"", False
             step = rules.feed(data) if data else rules.finish(clean)
             run.output += step.output_estimate
+            if step.output_estimate and run.meta.choices == 1:  # several share their steps
+                run.chunks.came(_now(), step.output_estimate)
             if rules.usage is not None:
                 run.usage = rules.usage
             if step.first_event and not seen:

@@ -22,6 +22,7 @@ from common.settings import DispatcherSettings
 from common.wire import JobMeta, Usage
 from dispatcher.backends import Backend
 from dispatcher.engine import Answer
+from dispatcher.tpot import Chunks
 
 log = logging.getLogger("fairlane.runs")
 
@@ -60,6 +61,7 @@ class Run:
         """Whether `start` succeeded: from then on the answer cannot be had from another engine."""
         self.output = 0
         """Events handed on: output tokens, until the engine tells."""
+        self.chunks = Chunks(backend.load.tpot)
         self.usage: Usage | None = None
         self.charged = lease.charged
         self.read_until = float("inf")

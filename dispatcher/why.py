@@ -14,6 +14,8 @@ class Why(StrEnum):
     """All slots and the engine's queue are taken."""
     KV = "kv"
     """The engine's KV memory is full."""
+    TPOT = "tpot"
+    """The engine's time per output token is above the class's limit."""
     STALE = "stale"
     """The engine's metrics are old, so only one at a time is sent."""
     REFUSED = "refused"

@@ -121,6 +121,29 @@ def test_kv_memory() -> None:
     assert room(load, 1.7) == Room(3), "unknown is not full"
 
 
+def test_time_per_output_token() -> None:
+    load = fresh()
+    send(load, 1, "a")
+    load.started(1, "a")
+    assert load.room(2, "batch", 1, tpot_s=0.1) == Room(1), "unknown is not slow"
+    load.tpot.add(2, 0.162 * 30, 30)
+    slow = Room(0, "TPOT 162 ms > 150 ms", Why.TPOT)
+    assert load.room(2, "batch", 1, tpot_s=0.15) == slow
+    assert load.room(2, "batch", 1, tpot_s=0.15, floor=True) == slow
+    assert load.room(2, "batch", 1, tpot_s=0.163) == Room(1)
+    assert load.room(2, "standard", 3) == Room(3), "no limit"
+    assert load.room(4.1, "batch", 1, tpot_s=0.15) == Room(1), "nothing came of late"
+
+
+def test_an_empty_backend_is_never_too_slow() -> None:
+    load = fresh()
+    send(load, 1, "a")
+    load.started(1, "a")
+    load.tpot.add(2, 30.0, 30)
+    load.ended(2, "a")
+    assert load.room(2, "batch", 1, tpot_s=0.15) == Room(1)
+
+
 def test_a_full_backend_without_own_jobs_gets_one_after_a_while() -> None:
     """Its gauge may have stuck: nothing that is in flight here could ever free that memory."""
     load = fresh()

@@ -236,6 +236,8 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known() -> None:
         ('[models.m]\nfairness = "price"\nprice = { input = 1 }', "output"),
         ("[models.m.class.batch]\nwait_s = 0", "wait_s"),
         ("[models.m.class.batch]\nuser_inflight_max = 0", "user_inflight_max"),
+        ("[models.m.class.batch]\ntpot_ms = 0.5", "tpot_ms"),
+        ("[models.m.class.batch]\ntpot_ms = 60001", "tpot_ms"),
         (KEY + "jobs_max = 0\nuser_from = ['body:user']", "jobs_max"),
         (KEY + 'sub_users = "apart"', "sub_users"),
         (KEY + 'background = [{ system = "x", to = "slow" }]', "background[0].to"),

@@ -1,5 +1,8 @@
 """What the leader knows of its backends as it decides."""
 
+from prometheus_client import CollectorRegistry
+
+from common.metrics import DispatcherMetrics
 from common.settings import BackendSettings, ClassSettings, ModelSettings
 from dispatcher.backends import Backend
 from dispatcher.engines import EngineFacts
@@ -44,6 +47,33 @@ def test_places_are_as_the_backends_and_the_class_s_limit_have_them() -> None:
     assert [p.room for p in seen.room("batch", True).values()] == [3, 3], "for its floor share"
     run(two[1], 15, "batch")
     assert seen.room("batch", False)[two[1].url].why is Why.SLOTS
+
+
+def test_each_class_has_its_own_limit_of_time_per_output_token() -> None:
+    two = backends(None, None)
+    for b in two:
+        run(b, 1)
+    two[0].load.tpot.add(1, 0.12 * 20, 20)
+    limits = {"standard": ClassSettings(tpot_ms=150), "batch": ClassSettings(tpot_ms=100)}
+    seen = view(Facts(ModelSettings(class_=limits), two))  # type: ignore[arg-type]
+    for floor in (False, True):
+        assert [p.why for p in seen.room("batch", floor).values()] == [Why.TPOT, Why.OPEN]
+    two[0].load.tpot.add(1, 0.24 * 20, 20)
+    assert [p.room for p in seen.room("standard", False).values()] == [0, 3], "0.18 s"
+    assert [p.room for p in seen.room("interactive", False).values()] == [3, 3]
+
+
+def test_time_per_output_token_is_exported_while_it_is_known() -> None:
+    (backend,) = backends(None)
+    registry = CollectorRegistry()
+    metrics, facts = DispatcherMetrics(registry), Facts(ModelSettings(), [backend])
+    exported = []
+    for now in (1.0, 1.5, 4.0):
+        facts.measure(now, "m1", metrics)
+        labels = {"model": "m1", "backend": backend.url}
+        exported.append(registry.get_sample_value("fairlane_backend_tpot_seconds", labels))
+        backend.load.tpot.add(now, 0.5, 20)
+    assert exported == [None, 0.025, None]
 
 
 def test_slots_and_jobs_of_backends_that_cannot_be_used_do_not_count() -> None:

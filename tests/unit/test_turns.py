@@ -230,7 +230,7 @@ def test_a_look_asks_though_nothing_is_known_to_wait() -> None:
     assert turn.classes == (N, S)
 
 
-@pytest.mark.parametrize("why", [Why.KV, Why.SLOTS, Why.REFUSED, Why.STALE])
+@pytest.mark.parametrize("why", [Why.KV, Why.SLOTS, Why.REFUSED, Why.STALE, Why.TPOT])
 def test_why_is_what_the_backends_say(why: Why) -> None:
     r = turns()
     assert r.next(view(1, 0, 0, room=0, why=why)) is None
