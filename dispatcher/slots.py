@@ -42,7 +42,7 @@ LASTING_S = 0.4
 """Somebody waits in so many readings in a row, over so long, before the last of them counts."""
 FAILURES_MAX = 3
 """After so many polls in a row that told nothing, another engine may answer."""
-PROBE_S = 15.0
+PROBE_S = 60.0
 """A learned number that nothing confirmed for so long is probed, if it holds jobs back."""
 PROBE_MAX_S = 600.0
 PROBE_LASTS_S = 3.0

@@ -75,6 +75,7 @@ async def test_too_few_slots_learned_are_found_to_be_more(
     cls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model: dict[str, object] = {"backends": [{"url": "http://e1"}]}
+    monkeypatch.setattr("dispatcher.slots.PROBE_S", 15.0)  # to have less to simulate
     async with world(monkeypatch, {"e1": engine()}, model=model) as w:
         loop = Pops(w, monkeypatch).loop
         slots = loop.backends[0].load.slots
