@@ -37,6 +37,9 @@ OUTPUT_ALPHA = 0.2
 """Weight of the newest answer in the mean that predicts the next."""
 
 REQUEST_COST = 1_000.0
+LEAST_COST = 10.0
+"""A job costs so much more where a token of its input costs less than 1: one without output would
+else be free, and its user never had had any service."""
 TYPICAL = Usage(600, 0, 200)
 """The job by which a kind is scaled: with weights 1 and 2 its tokens cost 1,000."""
 TIME_MOST_MS = 86_400_000
@@ -126,7 +129,8 @@ def _scaled(raw: Pricing) -> Pricing:
     def scale(value: float) -> float:
         return value * 10.0**power if power >= 0 else value / 10.0**-power
 
+    free = not raw.held and scale(raw.input) < 1
     return Pricing(
-        input=scale(raw.input), cached=scale(raw.cached), output=scale(raw.output),
-        held=scale(raw.held),
+        request=LEAST_COST if free else 0.0, input=scale(raw.input), cached=scale(raw.cached),
+        output=scale(raw.output), held=scale(raw.held),
     )  # fmt: skip

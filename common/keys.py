@@ -82,7 +82,8 @@ class ClassKeys(msgspec.Struct, frozen=True):
     """hash: idle users' counters; dropped once at or below V with nothing in flight.
     With `:<key>` the same for the sub-users of one key."""
     vtime: str
-    """string: V, the whole part of the counter at the last pop; never falls. Permanent.
+    """string: V, the whole part of the counter at the last pop; falls only by what was given back
+    since it last changed. Permanent.
     With `:<key>` the same among the sub-users of one key, for as long as the key has a counter."""
     others: tuple[str, ...]
     """Backlogs of the other classes of the group."""
@@ -104,8 +105,9 @@ class ModelKeys:
         self.arrival = f"{p}arrival"
         """string, permanent: the last arrival number (µs of the Redis clock, strictly rising)."""
         self.groups = f"{p}groups"
-        """hash, permanent: `<group>`, `<group>:<key>:` lifts since that V last rose;
-        `owed:<group>` what the group may go for before its turn."""
+        """hash, permanent: `<group>`, `<group>:<key>:` lifts since that V last changed, the same
+        after `back:` what was given back since; `owed:<group>` what the group may go for before
+        its turn."""
         self.waiting = f"{p}waiting"
         """hash: `jobs`, `bytes`, `jobs:<class>`, `jobs:<class>:<user>`, `bytes:<user>` waiting;
         all sub-users of a key together count as `<key>:`."""

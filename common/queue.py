@@ -44,6 +44,7 @@ POP_BYTES_MAX = 8 << 20
 SNAPSHOT_MAX = 1_000
 REAP_MAX = 100
 EWMA_MAX = 10_000
+COUNTERS_MAX = 100_000
 
 
 class Queue:
@@ -214,7 +215,8 @@ class Queue:
         k = self.keys
         reply = await self.broker.call(
             "settle", record=k.record(run.job), body=k.body(run.job), running=k.running,
-            inflight=k.inflight, ewma=k.ewma, owned=k.owned(run.replica),
+            inflight=k.inflight, ewma=k.ewma, groups=k.groups,
+            group=k.classes[run.cls].group, owned=k.owned(run.replica),
             order=k.order(run.cls, run.user), now_ms=now_ms, job=run.job, owner=owner,
             attempt=run.attempt, heir=int(heir), outcome=str(outcome),
             cost="" if cost is None else float(cost), learn="" if learn is None else learn,
@@ -249,7 +251,8 @@ class Queue:
         """
         k = self.keys
         reply = await self.broker.call(
-            "requeue", record=k.record(run.job), lane=k.lane(run.cls, run.user),
+            "requeue", record=k.record(run.job), lane=k.lane(run.cls, run.user), groups=k.groups,
+            group=k.classes[run.cls].group,
             running=k.running, inflight=k.inflight, waiting=k.waiting, deadlines=k.deadlines,
             order=k.order(run.cls, run.user), now_ms=now_ms,
             job=run.job, owner=owner, attempt=run.attempt, heir=int(heir), tries_max=tries_max,
@@ -340,7 +343,7 @@ class Queue:
             inflight=k.inflight, ewma=k.ewma, groups=k.groups, counter=k.counter_prefix + down,
             vtime=k.vtime_prefix + down, owned=[k.owned(r) for r in dead], now_ms=now_ms,
             owner=owner, term=term, lease_ms=lease_ms, batch=REAP_MAX, cursor=cursor,
-            ewma_max=EWMA_MAX, group=group, job_prefix=k.record_prefix,
+            ewma_max=EWMA_MAX, counters_max=COUNTERS_MAX, group=group, job_prefix=k.record_prefix,
             counter_prefix=k.counter_prefix, vtime_prefix=k.vtime_prefix,
         )  # fmt: skip
         if reply[0] != b"due":

@@ -154,9 +154,7 @@ class Model(Turns, Runs):
         t, levels = job.terms, self.levels(job.cls, job.user)
         for order, name in levels:
             c = self.counters[order][name]
-            least = math.floor(c if ":" in order else min(c, first))
-            if least > self.vtime[order]:
-                self.vtime[order], self.lifts[order] = least, 0
+            self.follow(order, math.floor(c if ":" in order else min(c, first)))
         x = min(self.means.get(job.user, start), t.most)
         cost = t.fixed + t.per_unit * x + t.per_square * x * x
         job.charged = cost / job.weight
@@ -192,6 +190,7 @@ class Model(Turns, Runs):
         for order, name in self.levels(job.cls, job.user):
             counters = self.counters[order]
             counters[name] = counters.get(name, self.vtime[order]) - (job.charged or 0)
+            self.give_back(order, job.charged or 0)
         self._ring("requeue", job.id, job.backend)
         job.state, job.owner, job.tries = "waiting", "", job.tries + count_try
         job.backend = job.sent = job.started = job.charged = None
@@ -244,7 +243,7 @@ class Model(Turns, Runs):
             if c <= self.vtime[swept] and not self.stands(swept, name) and not self.inflight(name):
                 del self.counters[swept][name]
                 if name.endswith(":"):
-                    for kept_of in (self.counters, self.vtime, self.lifts):
+                    for kept_of in (self.counters, self.vtime, self.lifts, self.back):
                         kept_of.pop(f"{group}:{name[:-1]}", None)
         return due
 

@@ -102,6 +102,9 @@ class Runs(State):
         charged = job.charged or 0
         delta = 0 if cost is None else cost / job.weight - charged
         self.book(job.cls, job.user, delta)
+        if delta < 0:
+            for order, _ in self.levels(job.cls, job.user):
+                self.give_back(order, -delta)
         job.charged = charged + delta
         if learn is not None:
             mean = self.means.get(job.user, learn)

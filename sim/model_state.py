@@ -71,6 +71,7 @@ class State:
         self.counters: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self.vtime: defaultdict[str, int] = defaultdict(int)
         self.lifts: defaultdict[str, int] = defaultdict(int)
+        self.back: dict[str, float] = {}
         self.owed: dict[str, float] = {}
         self.means: dict[str, float] = {}
         self.arrival = 0
@@ -130,6 +131,10 @@ class State:
         """Add to a user's counter, and to its key's."""
         for order, name in self.levels(cls, user):
             self.counters[order][name] = self.counters[order].get(name, 0) + amount
+
+    def give_back(self, order: str, amount: float) -> None:
+        """V may fall by it."""
+        self.back[order] = self.back.get(order, 0) + amount
 
     def inflight(self, name: str) -> int:
         """How many jobs of the user, or of all sub-users of a key, run."""

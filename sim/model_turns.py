@@ -1,5 +1,6 @@
 """The executable specification of the fair order: lifts, turns, the floor share, places."""
 
+import math
 from collections.abc import Sequence
 
 from sim.model_state import Job, State
@@ -16,6 +17,16 @@ class Turns(State):
         if self.counters[order].get(name, 0) <= lifted:
             self.counters[order][name] = lifted
             self.lifts[order] += 1
+
+    def follow(self, order: str, c: int) -> None:
+        """V is the counter of who goes, but falls only by what was given back."""
+        v, back = self.vtime[order], self.back.get(order, 0)
+        c = max(0, c, math.ceil(v - back)) if c < v else c
+        if c != v:
+            self.vtime[order], self.lifts[order] = c, 0
+            self.back.pop(order, None)
+            if c < v and back > v - c:
+                self.back[order] = back - (v - c)
 
     def turn(
         self, classes: Sequence[str], user_max: int = 0, *, idle: bool = False

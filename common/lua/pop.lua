@@ -7,7 +7,7 @@
 -- KEYS running         zset   job -> lease deadline
 -- KEYS inflight        hash   user -> running jobs
 -- KEYS ewma            hash   user -> mean units of cost
--- KEYS groups          hash   lifts since V last rose; what lower groups are owed
+-- KEYS groups          hash   lifts, and what was given back, since V last changed; what is owed
 -- KEYS waiting         hash
 -- KEYS deadlines       zset
 -- ARGV now_ms          num
@@ -82,7 +82,7 @@ while #out - 3 < #backends and looked < batch and bytes < bytes_max do
       first = next_turn(table.concat(members, ','), backlog_prefix, inflight, scan, user_max, false)
         or first
     end
-    raise(groups, at, left(at, #heads > 1, charge), first)
+    follow(groups, at, left(at, #heads > 1, charge), first)
     owe(groups, waiting, every, group, floor, cost)
     local attempt = int(math.max(tonumber(r[7] or 0) + 1, tonumber(r[8]), now_ms))
     local n = fly(inflight, at, 1)

@@ -17,6 +17,7 @@
 -- ARGV batch       num    most of each kind named
 -- ARGV cursor      str    where the sweep of counters goes on
 -- ARGV ewma_max    num    means of idle users are dropped above this many
+-- ARGV counters_max num   above this many, those of idle users beyond V are dropped too
 -- ARGV group       str    the group's name
 -- ARGV job_prefix  str    records of jobs unknown before this runs begin so
 -- ARGV counter_prefix str    counters and V of the sub-users of a key that is forgotten
@@ -55,15 +56,16 @@ end
 
 local v = tonumber(redis.call('GET', vtime) or 0)
 local page = redis.call('HSCAN', counter, cursor, 'COUNT', batch)
+local many = redis.call('HLEN', counter) > counters_max
 for i = 1, #page[2], 2 do
   local user = page[2][i]
-  if tonumber(page[2][i + 1]) <= v and redis.call('HEXISTS', inflight, user) == 0 then
+  if (many or tonumber(page[2][i + 1]) <= v) and redis.call('HEXISTS', inflight, user) == 0 then
     redis.call('HDEL', counter, user)
     if string.sub(user, -1) == ':' then
       local down = group .. ':' .. string.sub(user, 1, -2)
       redis.call('DEL', counter_prefix .. down)
       redis.call('DEL', vtime_prefix .. down)
-      redis.call('HDEL', groups, group .. ':' .. user)
+      redis.call('HDEL', groups, group .. ':' .. user, 'back:' .. group .. ':' .. user)
     end
     if redis.call('HLEN', ewma) > ewma_max then redis.call('HDEL', ewma, user) end
   end

@@ -4,6 +4,7 @@
 -- USES counts
 -- KEYS record     hash
 -- KEYS lane       zset   job -> arrival
+-- KEYS groups     hash   what was given back since V last changed
 -- KEYS running    zset
 -- KEYS inflight   hash
 -- KEYS waiting    hash
@@ -13,6 +14,7 @@
 -- ARGV job        str
 -- ARGV owner      str
 -- ARGV attempt    num
+-- ARGV group      str
 -- ARGV heir       num    1: by the leader, for an expired lease
 -- ARGV try        num    1: counts among its tries
 -- ARGV tries_max  num
@@ -30,13 +32,14 @@ if r[11] == '1' then return 'started' end
 if r[12] then return 'cancelled' end
 if tonumber(r[10]) + try >= tries_max then return 'tries' end
 
-local class, at = r[5], levels(order, '', r[4])
+local class, at = r[5], levels(order, group, r[4])
 redis.call('ZREM', running, job)
 -- Where the user waits, its score is its counter, lifted: the refund must not undo the lift.
 for _, level in ipairs(at) do
   local c = stands(level) or tonumber(redis.call('GET', level.vtime) or 0)
   enter(level, c - tonumber(r[6]))
 end
+give_back(groups, at, tonumber(r[6]))
 redis.call('ZADD', lane, r[7], job)
 redis.call('ZADD', deadlines, r[8], job)
 fly(inflight, at, -1)

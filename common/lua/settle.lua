@@ -10,6 +10,7 @@
 -- KEYS running   zset   job -> lease deadline
 -- KEYS inflight  hash   user -> running jobs
 -- KEYS ewma      hash   user -> mean units of cost
+-- KEYS groups    hash   what was given back since V last changed
 -- KEYS owned     set    open jobs of its gateway replica
 -- KEYS order     zset*  of each level: backlogs, the class's first; counter; vtime
 -- ARGV now_ms    num
@@ -17,6 +18,7 @@
 -- ARGV owner     str
 -- ARGV attempt   num
 -- ARGV heir      num    1: by the leader, for an expired lease
+-- ARGV group     str
 -- ARGV outcome   str
 -- ARGV cost      str    real cost before weighting; empty: what was booked stands
 -- ARGV learn     str    units of cost to learn from; empty: none
@@ -50,8 +52,9 @@ if state ~= 'running' or not pair or (heir == 1 and not expired) then return 'lo
 redis.call('DEL', body)
 local charged = tonumber(r[5])
 local delta = cost == '' and 0 or tonumber(cost) / tonumber(r[6]) - charged
-local at = levels(order, '', user)
+local at = levels(order, group, user)
 book(at, delta)
+if delta < 0 then give_back(groups, at, 0 - delta) end
 if learn ~= '' then
   local mean = tonumber(redis.call('HGET', ewma, user) or learn)
   redis.call('HSET', ewma, user, string.format('%.17g', mean + alpha * (tonumber(learn) - mean)))

@@ -45,6 +45,15 @@ class _Level:
         self.backlog: dict[str, set[str]] = {c: set() for c in classes}
         self.vtime = 0
         self.lifts = 0
+        self.back = 0.0
+
+    def follow(self, c: int) -> None:
+        """V is the counter of who goes, but falls only by what was given back."""
+        v, back = self.vtime, self.back
+        c = max(0, c, math.ceil(v - back)) if c < v else c
+        if c != v:
+            self.vtime, self.lifts = c, 0
+            self.back = max(0.0, back - (v - c)) if c < v else 0.0
 
     def waits(self, name: str) -> bool:
         return any(name in b for b in self.backlog.values())
@@ -196,8 +205,7 @@ class Order:
         for level, name in reversed(group.levels(user)):
             c = level.counters[name]
             least = math.floor(min(c, first) if level is group.top else c)
-            if least > level.vtime:
-                level.vtime, level.lifts = least, 0
+            level.follow(least)
             level.counters[name] += entry.charged
             if not waits:
                 level.backlog[cls].discard(name)
@@ -235,6 +243,10 @@ class Order:
         for level, name in self._of[entry.cls].levels(entry.user):
             level.counters[name] = level.counters.get(name, 0.0) + amount
 
+    def _give_back(self, entry: Entry, amount: float) -> None:
+        for level, _ in self._of[entry.cls].levels(entry.user):
+            level.back += amount
+
     def charge(self, job: str, cost: float) -> None:
         """What a running job has cost so far, before weighting; a charge only rises."""
         entry = self._entries[job]
@@ -246,7 +258,9 @@ class Order:
     def settle(self, job: str, cost: float, learn: int | None) -> None:
         """A running job ended at this cost, before weighting. `learn`: units for the mean."""
         entry = self._entries.pop(job)
-        self._book(entry, cost / entry.weight - entry.charged)
+        delta = cost / entry.weight - entry.charged
+        self._book(entry, delta)
+        self._give_back(entry, max(0.0, -delta))
         if learn is not None:
             mean = self.means.get(entry.user, learn)
             self.means[entry.user] = mean + OUTPUT_ALPHA * (learn - mean)
@@ -256,6 +270,7 @@ class Order:
         """A running job goes back to its old place, its charge undone."""
         entry = self._entries[job]
         self._book(entry, -entry.charged)
+        self._give_back(entry, entry.charged)
         entry.charged = 0.0
         self._fly(self._of[entry.cls], entry.user, -1)
         self._wait(entry)

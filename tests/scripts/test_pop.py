@@ -106,6 +106,25 @@ async def test_v_is_the_whole_part_and_never_falls(scene: Scene) -> None:
     assert await scene.vtime() == 1_010
 
 
+async def test_v_falls_by_what_was_given_back(scene: Scene) -> None:
+    """A newcomer does not wait for service that was charged beforehand and never came."""
+    for n in range(9):
+        await scene.enqueue(f"j{n}", "flood")
+    first = await scene.pop(4)
+    assert await scene.vtime() == 3_000
+    for lease in first:
+        await scene.settle(lease, cost=10.0)
+    await scene.pop()
+    assert (await scene.vtime(), await scene.counter("flood")) == (40, 1_040)
+    await scene.enqueue("new", "new")
+    assert [lease.job for lease in await scene.pop(1)] == ["new"]
+    (lease,) = await scene.pop()
+    before = await scene.vtime()
+    await scene.queue.requeue(lease, LEADER, count_try=False, now_ms=NOW)
+    await scene.pop()
+    assert await scene.vtime() == before, "it is given to the same place again"
+
+
 async def test_attempts_rise(scene: Scene) -> None:
     lease = await scene.running("j", floor=NOW + 500)
     assert lease.attempt == NOW + 500

@@ -177,3 +177,23 @@ async def test_the_counters_of_sub_users_go_with_their_keys(scene: Scene) -> Non
     assert await scene.broker.command("HKEYS", top) == [b"u"]
     assert [k for k in await scene.dump() if k.endswith(":k")] == []
     assert await scene.broker.command("HKEYS", scene.keys.groups) == []
+
+
+async def test_idle_counters_are_bounded_though_v_stands_still(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each user comes once V never rises: it is a counter before its charge."""
+    for n in range(4):
+        await scene.settle(await scene.running(f"j{n}", f"u{n}"))
+    runs = await scene.running("runs", "u0")
+    counter = scene.keys.classes["interactive"].counter
+    await reap(scene)
+    assert int(await scene.broker.command("HLEN", counter)) == 4
+    call = scene.broker.call
+
+    async def small(verb: str, **slots: Any) -> Any:
+        return await call(verb, **(slots | ({"counters_max": 3} if verb == "reap" else {})))
+
+    monkeypatch.setattr(scene.broker, "call", small)
+    await reap(scene)
+    assert await scene.broker.command("HKEYS", counter) == [runs.user.encode()]

@@ -126,10 +126,11 @@ def expected(model: Model, keys: ModelKeys) -> Space:
 
 
 def _orders(model: Model, keys: ModelKeys) -> dict[str, tuple[str, Any]]:
-    """Who stands where; V, lifts, and what is owed."""
+    """Who stands where; V, lifts, what was given back, what is owed."""
     lifts = {o + ":" * (":" in o): n for o, n in model.lifts.items() if n}
     owed = {f"owed:{group}": amount for group, amount in model.owed.items()}
-    held: dict[str, tuple[str, Any]] = {keys.groups: ("hash", lifts | owed)}
+    back = {f"back:{o}" + ":" * (":" in o): amount for o, amount in model.back.items()}
+    held: dict[str, tuple[str, Any]] = {keys.groups: ("hash", lifts | owed | back)}
     for order, counters in model.counters.items():
         idle = {n: c for n, c in counters.items() if not model.stands(order, n)}
         held[keys.counter_prefix + order] = "hash", idle
@@ -187,7 +188,9 @@ def _plain(value: object) -> object:
 
 
 def _without_zeros(space: Space) -> Space:
-    """A count of 0 and no count say the same."""
+    """A count of 0 and no count say the same, and so do a V of 0 and none."""
+    for key in [k for k, (_, _, held) in space.items() if "}:vtime:" in k and held == 0.0]:
+        del space[key]
     for key in [k for k in space if k.endswith("}:waiting")]:
         kind, expires, counts = space[key]
         space[key] = kind, expires, {f: n for f, n in counts.items() if n}

@@ -43,6 +43,15 @@ local function book(at, amount)
   end
 end
 
+-- V may fall by what a user is given back of its charges.
+local function give_back(groups, at, amount)
+  for _, level in ipairs(at) do
+    local field = 'back:' .. level.lifts
+    local back = tonumber(redis.call('HGET', groups, field) or 0) + amount
+    redis.call('HSET', groups, field, string.format('%.17g', back))
+  end
+end
+
 -- Stand in the backlog of the job's class, with this counter.
 local function enter(level, c)
   local score = string.format('%.17g', c)

@@ -44,14 +44,22 @@ local function next_turn(classes, backlog_prefix, inflight, scan, user_max, idle
   return least, class, user
 end
 
--- V follows the counter of who goes, and never falls. Who goes before its turn, to a place that is
--- not for all, takes it no further than `first`, whose turn it is: newcomers stand behind V.
-local function raise(groups, at, counters, first)
+-- V follows the counter of who goes. It falls by no more than was given back since it last rose:
+-- so far nobody's service ever came, and newcomers, who stand behind V, must not wait for it. Who
+-- goes before its turn, to a place that is not for all, takes V no further than `first`, whose turn
+-- it is.
+local function follow(groups, at, counters, first)
   for i, level in ipairs(at) do
     local c = math.floor(i == 1 and math.min(counters[1], first) or counters[i])
-    if c > tonumber(redis.call('GET', level.vtime) or 0) then
+    local v, field = tonumber(redis.call('GET', level.vtime) or 0), 'back:' .. level.lifts
+    local back = c < v and tonumber(redis.call('HGET', groups, field) or 0) or 0
+    if c < v then c = math.max(0, c, math.ceil(v - back)) end
+    if c ~= v then
       redis.call('SET', level.vtime, string.format('%.0f', c))
-      redis.call('HDEL', groups, level.lifts)
+      redis.call('HDEL', groups, level.lifts, field)
+      if back > v - c and c < v then
+        redis.call('HSET', groups, field, string.format('%.17g', back - (v - c)))
+      end
     end
   end
 end
