@@ -79,7 +79,7 @@ for _, level in ipairs(at) do
       redis.call('HINCRBY', groups, level.lifts, 1)
     end
   end
-  enter(level, c)
+  if where[1] ~= level[1] then enter(level, c) end
 end
 redis.call('PUBLISH', bell, 'enqueue ' .. job .. ' ' .. class)
 return {'queued', place}

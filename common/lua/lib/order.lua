@@ -6,7 +6,7 @@
 -- wait nowhere, the `vtime` key, and the field of `lifts`.
 
 local function levels(order, group, user)
-  local key = string.match(user, '^[^:]*:')
+  local key = string.find(user, ':', 1, true) and string.match(user, '^[^:]*:')
   local names = key and {key, user} or {user}
   local n, out = #order / #names, {}
   for i, name in ipairs(names) do
