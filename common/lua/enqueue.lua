@@ -5,7 +5,7 @@
 -- KEYS record      hash   the job's record
 -- KEYS body        str    the request's
 -- KEYS lane        zset   job -> arrival
--- KEYS groups      hash   lifts since V last rose
+-- KEYS groups      hash   lifts since V last changed
 -- KEYS arrivals    str    the last arrival number
 -- KEYS waiting     hash   jobs and bytes waiting
 -- KEYS deadlines   zset   waiting job -> deadline

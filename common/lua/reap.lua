@@ -6,7 +6,7 @@
 -- KEYS deadlines   zset   waiting job -> deadline
 -- KEYS inflight    hash
 -- KEYS ewma        hash
--- KEYS groups      hash   lifts since V last rose
+-- KEYS groups      hash   lifts since V last changed
 -- KEYS counter     hash   of one group, or of the sub-users of one key there
 -- KEYS vtime       str    the V that belongs to it
 -- KEYS owned       set*   of the gateway replicas that are dead

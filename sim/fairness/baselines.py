@@ -26,8 +26,6 @@ class Waiting(Protocol):
 
     def settle(self, job: str, cost: float, learn: int | None) -> None: ...
 
-    def requeue(self, job: str) -> None: ...
-
     def due(self) -> tuple[str, ...]: ...
 
 
@@ -58,10 +56,6 @@ class FirstIn:
 
     def settle(self, job: str, cost: float, learn: int | None) -> None:
         """Nothing is counted."""
-
-    def requeue(self, job: str) -> None:
-        """Nothing is ever taken back: there is no batch class."""
-        raise NotImplementedError
 
     def due(self) -> tuple[str, ...]:
         """There are no groups."""

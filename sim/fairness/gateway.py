@@ -21,7 +21,7 @@ from dispatcher.turns import Rules as Limits
 from dispatcher.why import Why
 from sim.fairness.baselines import Waiting
 from sim.fairness.jobs import Job
-from sim.fairness.order import Entry
+from sim.fairness.order import Entry, Order
 from sim.fairness.world import World
 
 BUSY_S, IDLE_S = 0.1, 1.0
@@ -164,6 +164,8 @@ class Gateway:
 
     def _preempt(self, now: float, slots: int) -> bool:
         """Take one batch job back, if a job of another class waits, or would in the engine."""
+        if not isinstance(self._order, Order):
+            return False  # an order without classes has no batch
         waits = any(n for c, n in self._order.waiting.items() if c != BATCH)
         if not waits and len(self._running) <= slots:
             return False
