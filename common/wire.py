@@ -152,7 +152,7 @@ class ServedModel(msgspec.Struct, frozen=True, array_like=True):
     created: int
     """Seconds since the epoch, for `/v1/models`."""
     drain: float
-    """Jobs ended a second, over the last minute; 0 when unknown. For Retry-After."""
+    """Jobs ended a second, over the last minute or since the first of them; 0 when unknown."""
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):

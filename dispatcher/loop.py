@@ -37,6 +37,8 @@ IDLE_S = 1.0
 REAP_S = 0.5
 OTHERS_S = 1.0
 """While others run jobs of this model, what runs is read again this often."""
+DRAIN_S_MIN = 5.0
+"""The rate at which jobs end is told as if of no less time."""
 POP_MAX = 64
 """Most jobs in one `pop`."""
 
@@ -72,7 +74,7 @@ class ModelLoop:
         self._census = Census(self.queue, parts.owner, parts.runs, parts.settings)
         self._wake = asyncio.Event()
         self._relays: set[asyncio.Task[None]] = set()
-        self.drain = Rate()
+        self.drain = Rate(least_s=DRAIN_S_MIN)
 
     def wake(self) -> None:
         """A reason to look: a place is free, a job came, facts changed."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -19,9 +18,6 @@ log = logging.getLogger("fairlane.gateway")
 POLL_S = 1.0
 STALE_MS = 6_000
 """An announcement older than this, by the Redis clock, is of a dispatcher that is gone."""
-DRAIN_S, DRAIN_S_MIN = 60.0, 5.0
-"""An announced rate is the mean of so long. Of that only what came after the last announcement of
-none counts, but not less than the second."""
 KNOWN_MAX = 1_000
 """Most models remembered after nobody serves them any more."""
 
@@ -66,8 +62,6 @@ class Models:
         self._configured = configured
         self._models: dict[str, ServedModel] = merge({}, 0, configured)
         self._names: dict[str, ServedModel] = _names(self._models)
-        self._still_at: dict[str, float] = {}
-        """When a model was last announced without a job that ended."""
         self.loaded = False
         """Whether announcements were read at least once."""
 
@@ -85,16 +79,9 @@ class Models:
         return sorted(self._names.items(), key=lambda item: item[0])
 
     def drain(self, name: str) -> float | None:
-        """Jobs a second that a model's dispatchers have seen end; None where no backend answers.
-
-        What is announced is the mean of the last minute. Where nothing ended at its beginning, as
-        before the first of many jobs, it is taken for the time since.
-        """
+        """Jobs a second that a model's dispatchers have seen end; None where no backend answers."""
         model = self._models.get(name)
-        if model is None or not model.ready:
-            return None
-        since = asyncio.get_running_loop().time() - self._still_at.get(name, -math.inf)
-        return model.drain * DRAIN_S / min(DRAIN_S, max(DRAIN_S_MIN, since))
+        return model.drain if model is not None and model.ready else None
 
     def retry_after(self, name: str, waiting: int) -> int:
         """Seconds for Retry-After where `waiting` jobs of the model are ahead."""
@@ -118,9 +105,6 @@ class Models:
         for name, old in self._models.items():  # gone for now is not unknown: 503, not 404
             if name not in fresh and len(fresh) < KNOWN_MAX:
                 fresh[name] = msgspec.structs.replace(old, ready=False)
-        now = asyncio.get_running_loop().time()
-        still = {name: now for name, model in fresh.items() if not model.drain}
-        self._still_at = {n: at for n, at in self._still_at.items() if n in fresh} | still
         self._models = fresh
         self._names = _names(fresh)
         self.loaded = True
