@@ -19,7 +19,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from dispatcher.engines import EngineFacts
+from dispatcher.engines.facts import EngineFacts
 from dispatcher.peak import Peak
 from dispatcher.rate import Rate
 from dispatcher.slots import EngineSlots

@@ -18,7 +18,8 @@ from common.errors import FairlaneError
 from common.settings import BackendSettings
 from dispatcher.admission import HEADROOM, BackendLoad, Room
 from dispatcher.breaker import Breaker
-from dispatcher.engines import READERS, EngineFacts
+from dispatcher.engines.facts import EngineFacts
+from dispatcher.engines.kinds import READERS
 from dispatcher.why import Why
 
 log = logging.getLogger("fairlane.backends")

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dispatcher.engines import EngineFacts
+from dispatcher.engines.facts import EngineFacts
 
 READINGS = 10
 SETTLE_S = 1.0

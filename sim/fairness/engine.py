@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from dispatcher.engines import EngineFacts
+from dispatcher.engines.facts import EngineFacts
 from sim.settings import EngineSettings
 
 

@@ -13,7 +13,7 @@ from common.keys import CLASSES, GROUPS, Policy
 from common.settings import Fairness, ModelSettings
 from common.wire import Usage
 from dispatcher.admission import BATCH, HEADROOM, BackendLoad
-from dispatcher.engines import EngineFacts
+from dispatcher.engines.facts import EngineFacts
 from dispatcher.routing import Place, Router
 from dispatcher.slots import Ceiling, ModelSlots
 from dispatcher.turns import Round, View, engine_priority

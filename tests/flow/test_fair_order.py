@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dispatcher.engines import EngineFacts
+from dispatcher.engines.facts import EngineFacts
 from sim.settings import EngineSettings
 from tests.flow.pops import Pops
 from tests.flow.world import Asked, World, world

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.admission import FIRST_BYTES_MAX, KV_TRIAL_S, BackendLoad, Counts, Room
-from dispatcher.engines import EngineFacts
+from dispatcher.engines.facts import EngineFacts
 from dispatcher.why import Why
 
 IDLE = EngineFacts(waiting=0, running=0, kv=0.0)

@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Gauge
 from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
-from dispatcher.engines import READERS, EngineFacts, read_vllm
+from dispatcher.engines.facts import EngineFacts, TokenTimes
+from dispatcher.engines.kinds import READERS
+from dispatcher.engines.vllm import read as read_vllm
 
 PAGES = Path(__file__).resolve().parents[1] / "fixtures" / "vllm-0.32"
 W, R, P = "vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:num_preemptions_total"
@@ -23,15 +27,23 @@ def page(*lines: str) -> bytes:
 @pytest.mark.parametrize(
     ("name", "facts"),
     [
-        ("metrics_under_load", EngineFacts(8, 4, 0.0007324665812122877, 0)),
-        ("metrics_overload_rejections", EngineFacts(2, 4, 0.00024415552707079957, 0)),
+        ("metrics_under_load", EngineFacts(8, 4, 0.0007324665812122877, 0, generated=6_524)),
+        (
+            "metrics_overload_rejections",
+            EngineFacts(2, 4, 0.00024415552707079957, 0, generated=445),
+        ),
     ],
 )
 def test_real_pages(name: str, facts: EngineFacts) -> None:
     text = (PAGES / f"{name}.body").read_bytes()
     assert len(text) > 50_000
+    series = {
+        s.name: s.value for f in text_string_to_metric_families(text.decode()) for s in f.samples
+    }
+    gaps = "vllm:inter_token_latency_seconds"
+    tpot = TokenTimes(series[f"{gaps}_sum"], int(series[f"{gaps}_count"]))
     for model in ("tiny", None, "another name of tiny"):
-        assert READERS["vllm"](text, model) == facts
+        assert READERS["vllm"](text, model) == msgspec.structs.replace(facts, tpot=tpot)
 
 
 def test_series_of_several_engines_are_summed_and_the_fullest_counts() -> None:
@@ -46,6 +58,34 @@ def test_series_of_several_engines_are_summed_and_the_fullest_counts() -> None:
         f'{P}{{engine="1",model_name="m1"}} 4.0',
     )
     assert read_vllm(text, "m1") == EngineFacts(300, 65, 0.99, 7)
+
+
+T = "vllm:{}_seconds_{}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "tpot"),
+    [
+        ({"time_per_output_token": (6, 200)}, TokenTimes(6, 200)),
+        (
+            {"time_per_output_token": (6, 200), "inter_token_latency": (7.5, 300)},
+            TokenTimes(7.5, 300),
+        ),
+        ({"request_time_per_output_token": (0.5, 20)}, TokenTimes(0.5, 20)),
+        ({"inter_token_latency": ("NaN", 300)}, None),
+        ({"time_to_first_token": (7, 300)}, None),
+        ({"inter_token_latency": (0, 0)}, TokenTimes(0, 0)),
+    ],
+)
+def test_time_per_output_token_by_its_names(
+    lines: dict[str, tuple[float, int]], tpot: TokenTimes | None
+) -> None:
+    every = [(T.format(n, "sum"), v[0]) for n, v in lines.items()]
+    every += [(T.format(n, "count"), v[1]) for n, v in lines.items()]
+    text = page(*(f'{n}{{engine="0"}} {v}' for n, v in every))
+    assert read_vllm(text, "m").tpot == tpot
+    alone = page(*(f"{n} {v}" for n, v in every if n.endswith("_sum")))
+    assert read_vllm(alone, "m") == EngineFacts(), "a sum without its count"
 
 
 def test_of_old_and_new_name_the_new_one_wins() -> None:

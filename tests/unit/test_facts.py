@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 from common.metrics import DispatcherMetrics
 from common.settings import BackendSettings, ClassSettings, ModelSettings
 from dispatcher.backends import Backend
-from dispatcher.engines import EngineFacts
+from dispatcher.engines.facts import EngineFacts
 from dispatcher.facts import Facts
 from dispatcher.turns import Rules, View
 from dispatcher.why import Why
