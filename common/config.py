@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -104,6 +104,9 @@ def _refuse_unknown(struct: Any, data: Any, where: str) -> None:
     for name, value in data.items():
         if name not in fields:
             raise ConfigError(f"unknown setting `{where}{name}`{_nearest(name, fields)}")
+        known = _choices(fields[name])
+        if known and isinstance(value, str) and value not in known:
+            raise ConfigError(f"unknown value `{value}` of `{where}{name}`{_nearest(value, known)}")
         inner = _struct_in(fields[name])
         if inner is None:
             continue
@@ -119,6 +122,11 @@ def _refuse_unknown(struct: Any, data: Any, where: str) -> None:
                 _refuse_unknown(inner, item, f"{where}{name}.{key}.")
         else:
             _refuse_unknown(inner, value, f"{where}{name}.")
+
+
+def _choices(type_: Any) -> tuple[str, ...]:
+    """The words that a setting may be, where these are listed."""
+    return get_args(type_) if get_origin(type_) is Literal else ()
 
 
 def _struct_in(type_: Any) -> Any:

@@ -24,8 +24,9 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     url: str
     """http:// or https:// with host and port, without a path."""
-    engine: Literal["vllm"] = "vllm"
-    """Which names its metrics page has."""
+    engine: Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "trtllm", "none"] = "auto"
+    """What it is, and so what its metrics page says and how it refuses; `auto`: recognised by its
+    page; `none`: without metrics, so that it is sent only what Fairlane's own counts allow."""
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     """The engine's slots, where known."""
     api_key: str | None = None

@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 
 import aiohttp
 import httpx
-import msgspec
 
 from common.errors import FairlaneError
 from common.settings import BackendSettings
 from dispatcher.admission import HEADROOM, BackendLoad, Room
 from dispatcher.breaker import Breaker
-from dispatcher.engines.facts import EngineFacts
-from dispatcher.engines.kinds import READERS
+from dispatcher.engines.facts import NOTHING, EngineFacts
+from dispatcher.engines.kinds import ADAPTERS
+from dispatcher.engines.models import read_models
+from dispatcher.engines.reading import Reading
 from dispatcher.why import Why
 
 log = logging.getLogger("fairlane.backends")
@@ -29,10 +30,8 @@ CONNECT_S = 1.0
 """Shorter than the whole, so that a host that does not answer is known from a page that hangs."""
 PAGE_BYTES_MAX = 2 << 20
 MODELS_S = 10.0
-"""How often the served models are read; each MODELS_RETRY_S until that succeeded once."""
+"""How often served models are read; each MODELS_RETRY_S until known, or where no metrics are."""
 MODELS_RETRY_S = 1.0
-MODELS_MAX = 1_000
-"""More served names than that are cut off."""
 JITTER = 0.1
 TICK_S = 0.001
 """Pauses are not finer than that: a shorter sleep need not move a coarse clock at all."""
@@ -40,17 +39,6 @@ MISSES_MAX = 3
 """So many polls in a row without a connection make it unreachable: a busy one may miss some."""
 WARN_S = 60.0
 """At most one warning of each kind a backend in this time."""
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-_models = msgspec.json.Decoder(_Models)
 
 
 class _Unreadable(FairlaneError):
@@ -75,6 +63,8 @@ class Backend:
         self.model = model
         self.load = BackendLoad(max_num_seqs=settings.max_num_seqs, kv_max=kv_max)
         self.breaker = Breaker()
+        self.reading = Reading(settings.engine)
+        """Which kind of engine it is, and where its metrics are."""
         self.models: tuple[str, ...] | None = None
         """Names it serves, as last read; None: never read."""
         self.reachable: bool | None = None
@@ -125,6 +115,13 @@ class Backend:
         self.load.ended(now, job)
         self.breaker.abandoned(now, job)
 
+    def reached(self, connected: bool) -> None:
+        """Whether a poll was connected."""
+        if connected:
+            self.connected()
+        else:
+            self.missed()
+
     def connected(self) -> None:
         """Its port took a connection."""
         self.reachable = True
@@ -169,7 +166,8 @@ class Poller:
         """Poll until cancelled."""
         async with asyncio.TaskGroup() as group:
             for backend in self._backends:
-                group.create_task(self._poll_metrics(backend))
+                if backend.reading.path is not None:
+                    group.create_task(self._poll_metrics(backend))
                 group.create_task(self._poll_models(backend))
 
     async def _poll_metrics(self, backend: Backend) -> None:
@@ -199,10 +197,17 @@ class Poller:
             await asyncio.sleep(min(left, busy_s))
 
     async def _facts(self, backend: Backend) -> EngineFacts:
-        page = await self._get(backend, "/metrics")
-        facts = READERS[backend.settings.engine](page, backend.model)
-        if facts == EngineFacts():
-            raise _Unreadable(f"nothing of a {backend.settings.engine} in {len(page)} bytes")
+        reading = backend.reading
+        try:
+            page = await self._get(backend, reading.path or "/metrics")
+        except _Unreadable as e:
+            if not e.refused:
+                reading.missed()
+            raise
+        facts = reading.read(page, backend.model)
+        if facts == NOTHING:
+            what = reading.kind if reading.kind in ADAPTERS else "known engine"
+            raise _Unreadable(f"nothing of a {what} in {len(page)} bytes")
         return facts
 
     def _read(self, backend: Backend, facts: EngineFacts, asked_at: float) -> None:
@@ -221,35 +226,30 @@ class Poller:
         before = (backend.reachable, backend.metrics_up)
         backend.load.poll_failed(now)
         backend.metrics_up = False
-        if why.refused:
-            backend.missed()
-        else:
-            backend.connected()
+        backend.reached(not why.refused)
         self._warn(backend, "metrics", why)
         if before != (backend.reachable, False):
             self._changed(backend)
 
     async def _poll_models(self, backend: Backend) -> None:
         while True:
+            before = (backend.models, backend.reachable)
+            refused = False
             try:
-                names = await self._names(backend)
+                names = read_models(await self._get(backend, "/v1/models"))
+                if names is None:
+                    raise _Unreadable("not a list of models")
+                backend.models = names
             except _Unreadable as e:
+                refused = e.refused
                 self._warn(backend, "models", e)
-            else:
-                if names != backend.models:
-                    backend.models = names
-                    self._changed(backend)
-            pause = MODELS_RETRY_S if backend.models is None else MODELS_S
-            await asyncio.sleep(self._jittered(pause))
-
-    async def _names(self, backend: Backend) -> tuple[str, ...]:
-        page = await self._get(backend, "/v1/models")
-        try:
-            listed = _models.decode(page)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise _Unreadable("not a list of models") from None
-        names = dict.fromkeys(model.id for model in listed.data if model.id)
-        return tuple(names)[:MODELS_MAX]
+            alone = backend.reading.path is None
+            if alone:  # nothing else tells whether it is there
+                backend.reached(not refused)
+            if before != (backend.models, backend.reachable):
+                self._changed(backend)
+            often = alone or backend.models is None
+            await asyncio.sleep(self._jittered(MODELS_RETRY_S if often else MODELS_S))
 
     async def _get(self, backend: Backend, path: str) -> bytes:
         """A page of at most PAGE_BYTES_MAX within POLL_TIMEOUT_S. Raises _Unreadable."""

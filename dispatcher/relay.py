@@ -19,6 +19,7 @@ from dispatcher.bodies import ErrorInfo, decode_object, make_error, read_error, 
 from dispatcher.closing import MESSAGES, Closing, Ending
 from dispatcher.dialects import error_event, json_to_stream
 from dispatcher.engine import Answer, Broken, EngineClient, Refused
+from dispatcher.engines.kinds import busy
 from dispatcher.runs import Run, Runs
 
 log = logging.getLogger("fairlane.relay")
@@ -30,8 +31,6 @@ ANSWER_MAX = 256 << 20
 HANG_UP_S = 0.1
 """How long an answered engine is given to end its body, so that the connection can serve again."""
 JSON_HEADERS = [("content-type", "application/json")]
-DRAINING = (b"cannot schedule new futures", b"shutting down", b"shutdown")
-"""What a vLLM that drains says with its 500."""
 
 
 class Relay:
@@ -143,8 +142,7 @@ class Relay:
     async def _refusal(self, run: Run, answer: Answer) -> Ending:
         """An error status: backpressure goes back to the queue, the rest is the client's."""
         body = await answer.rest()
-        draining = answer.status == 500 and any(d in body for d in DRAINING)
-        if answer.status in (429, 503) or draining:
+        if busy(run.backend.reading.kind, answer.status, body):
             self._refused(run)
             return Ending(Outcome.TRIES, requeue=True)
         run.backend.started(_now(), run.lease.job)
@@ -268,6 +266,9 @@ class Relay:
                 error_event(run.meta.dialect, error.message, error.type, error.code, error.param)
             )
             return Ending(Outcome.FAILED, error.message, told=True)
+        if not seen and busy(run.backend.reading.kind, None, error.body):
+            self._refused(run)
+            return Ending(Outcome.TRIES, requeue=True)
         if not seen or (error.status or 0) >= 500:
             self._broke(run)
             return Ending(Outcome.TRIES, requeue=True, counts=True)

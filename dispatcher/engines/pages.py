@@ -7,7 +7,9 @@ cannot be true, is unknown (None), never 0.
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import ItemsView, Iterable, Mapping, Sequence
+
+import msgspec
 
 from dispatcher.engines.facts import TokenTimes
 
@@ -35,6 +37,10 @@ class Names:
         self.lines = re.compile(rb"\n(%s)([{ \t][^\n]*)(?=\n)" % each.encode())
         """Finds the samples of these names and no longer ones, and nothing else is parsed."""
 
+    def shown(self, text: bytes) -> bool:
+        """Whether the page has a sample of any of them."""
+        return self.lines.search(b"\n" + text) is not None
+
     def read(self, text: bytes, model: str | None) -> "Page":
         """The page's series of these names.
 
@@ -45,8 +51,18 @@ class Names:
         samples: dict[str, list[bytes]] = {}
         for name, rest in self.lines.findall(b"\n" + text):
             samples.setdefault(name.decode(), []).append(rest.lstrip())
-        wanted = None if model is None else model.encode("utf-8", "surrogatepass")
-        return Page(samples, wanted)
+        return Page(samples, model)
+
+
+class Series(msgspec.Struct, frozen=True):
+    """One sample: its labels, and its value, -1 where that is no number of 0 to VALUE_MAX."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+UNREADABLE = Series({}, -1.0)
+"""Of a line that is no sample: it makes its name unusable."""
 
 
 class Page:
@@ -57,53 +73,47 @@ class Page:
     number, negative or infinite makes the name unusable.
     """
 
-    def __init__(self, samples: dict[str, list[bytes]], wanted: bytes | None) -> None:
+    def __init__(self, samples: Mapping[str, list[bytes]], model: str | None) -> None:
         self._samples = samples
-        self._wanted = wanted
+        self._model = model
+
+    def series(self, *names: str, **labels: str) -> list[Series]:
+        """Those that count, of them those with these labels; empty where one is unusable."""
+        every = (self._counted(name, labels.items()) for name in names)
+        return next((s for s in every if s and min(x.value for x in s) >= 0), [])
 
     def count(self, *names: str, **labels: str) -> int | None:
-        """The sum over all series, or those with these labels; None: not there, or unusable."""
-        values = self._values(names, labels)
-        # Rounded up: an aggregating proxy may show means, and 0.3 waiting is not none.
-        return math.ceil(math.fsum(values)) if values else None
+        """The sum over all series; None: not there, or unusable."""
+        return as_count([s.value for s in self.series(*names, **labels)])
 
-    def seconds(self, *names: str) -> float | None:
+    def total(self, *names: str) -> float | None:
         """As `count`, not rounded."""
-        values = self._values(names, {})
+        values = [s.value for s in self.series(*names)]
         return math.fsum(values) if values else None
 
     def share(self, *names: str, **labels: str) -> float | None:
         """The greatest of all series, at most 1; None also where it is a percentage."""
-        return as_share(max(self._values(names, labels), default=math.inf))
+        return as_share(max((s.value for s in self.series(*names, **labels)), default=math.inf))
 
     def times(self, *histograms: str) -> TokenTimes | None:
         """The sum and the count of the first histogram that has both."""
         for name in histograms:
-            seconds, count = self.seconds(f"{name}_sum"), self.count(f"{name}_count")
+            seconds, count = self.total(f"{name}_sum"), self.count(f"{name}_count")
             if seconds is not None and count is not None:
                 return TokenTimes(seconds, count)
         return None
 
-    def _values(self, names: tuple[str, ...], labels: dict[str, str]) -> list[float]:
-        each = (self._usable(self._samples.get(name, []), labels) for name in names)
-        return next((values for values in each if values), [])
+    def _counted(self, name: str, labels: ItemsView[str, str]) -> list[Series]:
+        every = [_series(sample) for sample in self._samples.get(name, [])]
+        chosen = [s for s in every if labels <= s.labels.items() or s == UNREADABLE]
+        own = [s for s in chosen if s.labels.get("model_name") == self._model]
+        return own if own and self._model is not None else chosen
 
-    def _usable(self, samples: list[bytes], labels: dict[str, str]) -> list[float]:
-        """The values of the series that count; empty where there are none or one is unusable."""
-        every: list[float] = []
-        own: list[float] = []
-        chosen = {(name.encode(), value.encode()) for name, value in labels.items()}
-        for sample in samples:
-            found = _SAMPLE.match(sample)
-            value = _number(found[2]) if found else math.nan
-            carried = _labels(found[1] or b"") if found else {}
-            if found and not chosen <= carried.items():
-                continue
-            every.append(value)
-            if self._wanted is not None and carried.get(b"model_name") == self._wanted:
-                own.append(value)
-        counted = own or every
-        return [] if any(math.isnan(v) for v in counted) else counted
+
+def as_count(values: Sequence[float]) -> int | None:
+    """Their sum; None where there are none."""
+    # Rounded up: an aggregating proxy may show means, and 0.3 waiting is not none.
+    return math.ceil(math.fsum(values)) if values else None
 
 
 def as_share(value: float) -> float | None:
@@ -117,20 +127,25 @@ def histogram(*names: str) -> Iterable[str]:
 
 
 def _number(text: bytes) -> float:
-    """The value, or NaN where it is no number from 0 to VALUE_MAX."""
     try:
         value = float(text)
     except ValueError:
-        return math.nan
+        return -1.0
     # Python's float also takes underscores, which the format does not have.
-    return value if 0 <= value <= VALUE_MAX and b"_" not in text else math.nan
+    return value if 0 <= value <= VALUE_MAX and b"_" not in text else -1.0
 
 
-def _labels(text: bytes) -> dict[bytes, bytes]:
+def _series(sample: bytes) -> Series:
+    found = _SAMPLE.match(sample)
+    return Series(_labels(found[1] or b""), _number(found[2])) if found else UNREADABLE
+
+
+def _labels(text: bytes) -> dict[str, str]:
     """A label list, escapes undone. Of a label that stands twice the first one counts."""
-    labels: dict[bytes, bytes] = {}
+    labels: dict[str, str] = {}
     for name, value in _LABEL.findall(text):
-        labels.setdefault(name, _ESCAPED.sub(_plain, value) if b"\\" in value else value)
+        plain = _ESCAPED.sub(_plain, value) if b"\\" in value else value
+        labels.setdefault(name.decode(), plain.decode("utf-8", "surrogateescape"))
     return labels
 
 

@@ -13,10 +13,6 @@ from tests.support.live import Faults, Lives
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-LATER = {"MET-01/sglang": "the only engine whose metrics are read is vLLM"}
-"""Variants that are not played, each with its reason."""
-
-
 def _cases() -> list[Any]:
     """All variants of all cases, those of the same set-up together."""
     found = []
@@ -25,7 +21,7 @@ def _cases() -> list[Any]:
         found += list(player.variants(case))
     assert len(found) > 90, "the cases are not all there"
     named = {"/".join(filter(None, (c["id"], c["variant"]))): c for c in found}
-    return [pytest.param(c, id=name) for name, c in named.items() if name not in LATER]
+    return [pytest.param(c, id=name) for name, c in named.items()]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -55,7 +55,7 @@ def settings_for(engine_url: str, setup: dict[str, Any]) -> Settings:
         gateway["body_max_bytes"] = size
     assert not config, f"a case asks for settings that nobody here knows: {config}"
     assert set(setup.get("models", ())) <= set(MODELS)
-    backend = msgspec.convert({"url": engine_url, "engine": "vllm"}, BackendSettings)
+    backend = BackendSettings(url=engine_url)
     return Settings(
         gateway=GatewaySettings(**gateway),
         dispatcher=DispatcherSettings(**dispatcher),

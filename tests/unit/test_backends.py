@@ -237,7 +237,7 @@ async def test_served_models_are_read_until_known_and_then_each_ten_seconds() ->
 def variants(case: str) -> list[Any]:
     data = json.loads((CASES / f"{case}.json").read_text())
     each = [{**data, **v} for v in data.get("variants", [{"name": ""}])]
-    return [pytest.param(v, id=f"{case}-{v['name']}") for v in each if v["name"] != "sglang"]
+    return [pytest.param(v, id=f"{case}-{v['name']}") for v in each]
 
 
 class Timeline:

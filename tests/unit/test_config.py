@@ -12,6 +12,7 @@ from common.settings import BackendSettings, ClassSettings, ModelSettings, Price
 
 GPU = "http://gpu1:8000"
 KEY = '[[keys]]\nsecret = "12345678"\nuser = "u"\n'
+BACKEND = '[[backends]]\nurl = "http://h:1"\n'
 FULL = """
 [redis]
 url = "redis://r:1/0"
@@ -103,7 +104,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     assert (key.user, key.weight, key.classes) == ("alice", 2, ["interactive", "standard"])
     model = settings.models["llama-3.1-8b"]
     assert model.aliases == ["gpt-4o-mini"]
-    assert model.backends == [BackendSettings(url=GPU, max_num_seqs=256)]
+    assert model.backends == [BackendSettings(url=GPU, engine="vllm", max_num_seqs=256)]
     assert [model.queue_limit(c) for c in ("interactive", "standard", "batch")] == [3, 3, 2]
 
 
@@ -193,6 +194,12 @@ def test_the_process_environment_counts_where_none_is_given(
         ('[[keys]]\nusers_from = []', "keys[].users_from", "user_from"),
         ('[[keys]]\nbackground = [{ heder = "A" }]', "keys[].background[].heder", "header"),
         ('[[backends]]\nurls = "http://h:1"', "backends[].urls", "url"),
+        (BACKEND + 'engine = "vlm"', "backends[].engine", "vllm"),
+        (BACKEND + 'engine = "SGLang"', "backends[].engine", "sglang"),
+        (BACKEND + 'engine = "llama.cpp"', "backends[].engine", "llamacpp"),
+        ('[models.m]\nbackends = [{ url = "http://h:1", engine = "tensorrt-llm" }]',
+         "models.m.backends[].engine", "trtllm"),
+        ('[models.m]\nfairness = "token"', "models.m.fairness", "tokens"),
     ],
 )  # fmt: skip
 def test_an_unknown_name_is_refused_with_the_nearest_known(
@@ -240,7 +247,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known() -> None:
         ("[models.m.class.batch]\ntpot_ms = 60001", "tpot_ms"),
         (KEY + "jobs_max = 0\nuser_from = ['body:user']", "jobs_max"),
         (KEY + 'sub_users = "apart"', "sub_users"),
-        (KEY + 'background = [{ system = "x", to = "slow" }]', "background[0].to"),
+        (KEY + 'background = [{ system = "x", to = "slow" }]', "background[].to"),
         ('[[keys]]\nsecret = "12345678"\nuser = ""', "user"),
         ('[[keys]]\nsecret = "12345678"\nuser = "u"\nweight = 0', "weight"),
         ('[[keys]]\nsecret = "12345678"\nuser = "u"\nclasses = []', "classes"),

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
 from dispatcher.engines.facts import EngineFacts, TokenTimes
-from dispatcher.engines.kinds import READERS
+from dispatcher.engines.kinds import recognise
 from dispatcher.engines.vllm import read as read_vllm
 
 PAGES = Path(__file__).resolve().parents[1] / "fixtures" / "vllm-0.32"
@@ -24,26 +23,33 @@ def page(*lines: str) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-@pytest.mark.parametrize(
-    ("name", "facts"),
-    [
-        ("metrics_under_load", EngineFacts(8, 4, 0.0007324665812122877, 0, generated=6_524)),
-        (
-            "metrics_overload_rejections",
-            EngineFacts(2, 4, 0.00024415552707079957, 0, generated=445),
-        ),
-    ],
-)
-def test_real_pages(name: str, facts: EngineFacts) -> None:
+@pytest.mark.parametrize("name", sorted(p.stem for p in PAGES.glob("metrics_*.body")))
+def test_real_pages(name: str) -> None:
+    """As another parser reads them. Each is of one engine, so each name has one series."""
     text = (PAGES / f"{name}.body").read_bytes()
     assert len(text) > 50_000
+    assert recognise(text) == "vllm"
     series = {
         s.name: s.value for f in text_string_to_metric_families(text.decode()) for s in f.samples
     }
     gaps = "vllm:inter_token_latency_seconds"
-    tpot = TokenTimes(series[f"{gaps}_sum"], int(series[f"{gaps}_count"]))
+    facts = EngineFacts(
+        waiting=int(series[W]),
+        running=int(series[R]),
+        kv=series[KV],
+        preemptions=int(series[P]),
+        tpot=TokenTimes(series[f"{gaps}_sum"], int(series[f"{gaps}_count"])),
+        generated=int(series["vllm:generation_tokens_total"]),
+    )
     for model in ("tiny", None, "another name of tiny"):
-        assert READERS["vllm"](text, model) == msgspec.structs.replace(facts, tpot=tpot)
+        assert read_vllm(text, model) == facts
+
+
+def test_the_real_pages_show_load_and_none() -> None:
+    read = {p.stem: read_vllm(p.read_bytes(), "tiny") for p in PAGES.glob("metrics_*.body")}
+    assert len(read) == 6
+    assert {(f.waiting, f.running) for f in read.values()} == {(0, 0), (8, 4), (2, 4), (0, 3)}
+    assert {f.preemptions for f in read.values()} == {0, 3}
 
 
 def test_series_of_several_engines_are_summed_and_the_fullest_counts() -> None:
