@@ -19,7 +19,7 @@ from bench.report import Part, table, write
 from bench.target import against
 
 OUT = Path(__file__).with_name("out")
-NAMES = ("latency", "short", "streams", "memory", "flood", "verbs")
+NAMES = ("latency", "short", "streams", "memory", "flood", "verbs", "scrape")
 BUSY = 0.7
 """A load average above it means that this machine is not idle."""
 PART_S = 900.0

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from bench import flood, latency, memory, throughput, verbs
+from bench import flood, latency, memory, scrape, throughput, verbs
 from bench.report import Part
 
 PARTS: dict[str, Callable[..., Coroutine[Any, Any, Part]]] = {
@@ -13,5 +13,6 @@ PARTS: dict[str, Callable[..., Coroutine[Any, Any, Part]]] = {
     "memory": memory.measure,
     "flood": flood.measure,
     "verbs": verbs.measure,
+    "scrape": scrape.measure,
 }
 """Each takes `cores` and the keyword `quick`."""

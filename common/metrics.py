@@ -31,8 +31,9 @@ class DispatcherMetrics:
             "fairlane_backend_unstarted", "Of these, without a first byte", backend, registry=r
         )
         self._foreign = Gauge(
-            "fairlane_backend_foreign", "Waiting there, not ours", backend, registry=r
-        )
+            "fairlane_backend_foreign", "Waiting there, not ours; absent: unknown", backend,
+            registry=r,
+        )  # fmt: skip
         self._metrics_up = Gauge(
             "fairlane_backend_metrics_up", "1 while its metrics are fresh", backend, registry=r
         )
@@ -77,21 +78,17 @@ class DispatcherMetrics:
         self._running.set(jobs)
 
     def backend(
-        self, model: str, url: str, inflight: int, unstarted: int, foreign: int, fresh: bool
+        self, model: str, url: str, inflight: int, unstarted: int, foreign: int | None, fresh: bool
     ) -> None:
-        """One backend as the leader counts it."""
+        """One backend as the leader counts it; `foreign` None: not known."""
         self._inflight.labels(model, url).set(inflight)
         self._unstarted.labels(model, url).set(unstarted)
-        self._foreign.labels(model, url).set(foreign)
+        _tell(self._foreign, (model, url), foreign)
         self._metrics_up.labels(model, url).set(int(fresh))
 
     def tpot(self, model: str, url: str, seconds: float | None) -> None:
         """A backend's time per output token; None: not known."""
-        if seconds is not None:
-            self._tpot.labels(model, url).set(seconds)
-            return
-        with contextlib.suppress(KeyError):  # it was not known before either
-            self._tpot.remove(model, url)
+        _tell(self._tpot, (model, url), seconds)
 
     def slots(self, model: str, slots: int, reserved: int) -> None:
         """Slots of the model's usable backends (0: unknown) and how many of them are kept."""
@@ -121,3 +118,12 @@ class DispatcherMetrics:
             self._tokens.labels(model, cls, "input").inc(usage.input)
             self._tokens.labels(model, cls, "cached").inc(usage.cached)
             self._tokens.labels(model, cls, "output").inc(usage.output)
+
+
+def _tell(gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:
+    """Set a gauge; where nothing is known there is none."""
+    if value is not None:
+        gauge.labels(*labels).set(value)
+        return
+    with contextlib.suppress(KeyError):  # it was not known before either
+        gauge.remove(*labels)

@@ -17,6 +17,7 @@ from common.errors import FairlaneError
 from common.settings import BackendSettings
 from dispatcher.admission import HEADROOM, BackendLoad, Room
 from dispatcher.breaker import Breaker
+from dispatcher.engine import url_of
 from dispatcher.engines.facts import NOTHING, EngineFacts
 from dispatcher.engines.kinds import ADAPTERS
 from dispatcher.engines.models import read_models
@@ -257,9 +258,8 @@ class Poller:
         if backend.settings.api_key is not None:
             headers["authorization"] = f"Bearer {backend.settings.api_key}"
         try:
-            timeouts = {"timeout": {"connect": CONNECT_S}}
-            url = backend.url + path
-            request = httpx.Request("GET", url, headers=headers, extensions=timeouts)
+            url, more = url_of(backend.url, path), {"timeout": {"connect": CONNECT_S}}
+            request = httpx.Request("GET", url, headers=headers, extensions=more)
             async with asyncio.timeout(POLL_TIMEOUT_S):
                 return await self._fetch(request)
         except TimeoutError:

@@ -162,8 +162,8 @@ def open_transport() -> httpx.AsyncBaseTransport:
 
 
 @lru_cache(maxsize=1024)
-def _url(base: str, path: str) -> httpx.URL:
-    """Parsing it anew would take a tenth of a short request's time."""
+def url_of(base: str, path: str) -> httpx.URL:
+    """A path of a backend. Parsing it anew would take a tenth of a short request's time."""
     return httpx.URL(base + path)
 
 
@@ -195,7 +195,7 @@ class EngineClient:
         if priority is not None:
             headers["x-vllm-priority"] = str(priority)
         request = httpx.Request(
-            "POST", _url(url, path), headers=headers,
+            "POST", url_of(url, path), headers=headers,
             content=body if len(body) <= PIECE_BYTES else _Pieces(body),
             extensions={"timeout": {"connect": CONNECT_S}},
         )  # fmt: skip

@@ -60,10 +60,12 @@ class Facts:
     def measure(self, now: float, model: str, metrics: DispatcherMetrics) -> None:
         """Export what is known."""
         for b in self._backends:
-            counts = b.load.counts(now)
+            counts, facts, fresh = b.load.counts(now), b.load.facts, b.load.fresh(now)
+            told = fresh and facts is not None and facts.waiting is not None
             metrics.backend(
-                model, b.url, counts.inflight, counts.unstarted, counts.foreign, b.load.fresh(now)
-            )
+                model, b.url, counts.inflight, counts.unstarted, counts.foreign if told else None,
+                fresh,
+            )  # fmt: skip
             metrics.tpot(model, b.url, b.load.tpot.mean(now))
         ceiling = self._ceiling(now)
         metrics.slots(model, ceiling.slots or 0, ceiling.reserved)

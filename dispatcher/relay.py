@@ -239,6 +239,9 @@ class Relay:
             except Broken:
                 data, clean = b"", False
             step = rules.feed(data) if data else rules.finish(clean)
+            if not seen and _declined(run, step):
+                self._refused(run)
+                return Ending(Outcome.TRIES, requeue=True)
             run.output += step.output_estimate
             if step.output_estimate and run.meta.choices == 1:  # several share their steps
                 run.chunks.came(_now(), step.output_estimate)
@@ -266,9 +269,6 @@ class Relay:
                 error_event(run.meta.dialect, error.message, error.type, error.code, error.param)
             )
             return Ending(Outcome.FAILED, error.message, told=True)
-        if not seen and busy(run.backend.reading.kind, None, error.body):
-            self._refused(run)
-            return Ending(Outcome.TRIES, requeue=True)
         if not seen or (error.status or 0) >= 500:
             self._broke(run)
             return Ending(Outcome.TRIES, requeue=True, counts=True)
@@ -287,6 +287,13 @@ class Relay:
                     pass
         except (Broken, TimeoutError):
             return  # then the connection is closed instead of kept
+
+
+def _declined(run: Run, step: Step) -> bool:
+    """Whether a stream's first event says "busy, not me": some engines send the head before."""
+    if step.error is None or step.data:
+        return False
+    return busy(run.backend.reading.kind, None, step.error.body)
 
 
 def _now() -> float:

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import uvloop
@@ -16,7 +16,7 @@ from common.settings import Settings
 from fairlane import roles
 from fairlane.probe import probe
 from fairlane.text import checked
-from sim.settings import EngineSettings
+from sim.settings import EngineSettings, Face
 
 Command = Callable[..., None]
 
@@ -155,6 +155,8 @@ def check(**options: Any) -> None:
 @click.option("--port", default=9000, show_default=True, type=click.IntRange(0, 65535))
 @click.option("--model", "models", multiple=True, default=["sim"], show_default=True,
               help="Served name; may be repeated.")  # fmt: skip
+@click.option("--engine", default="vllm", show_default=True,
+              type=click.Choice(get_args(Face)), help="Whose metrics and refusals.")  # fmt: skip
 @click.option("--max-num-seqs", default=8, show_default=True, type=click.IntRange(1, 10_000),
               help="Slots.")  # fmt: skip
 @click.option("--step-ms", default=20.0, show_default=True, type=click.FloatRange(0.01, 10_000),
@@ -165,11 +167,11 @@ def check(**options: Any) -> None:
 @click.option("--kv-tokens", default=262_144, show_default=True, type=click.IntRange(8_192))
 @click.option("--seed", default=0, show_default=True, type=int)
 @click.option("--priority-mode", is_flag=True, help="Lower `priority` first.")
-@click.option("--max-num-queued-reqs", type=click.IntRange(0), help="Above it: 503.")
+@click.option("--max-num-queued-reqs", type=click.IntRange(0), help="Above it: refused.")
 @click.option("--metrics-delay", default=0.0, show_default=True, type=click.FloatRange(0),
               help="Seconds by which the gauges of /metrics are old.")  # fmt: skip
 def sim(host: str, port: int, models: tuple[str, ...], **values: Any) -> None:
-    """Run one simulated engine: vLLM's HTTP interface over a model of its scheduler."""
+    """Run one simulated engine: an engine's HTTP interface over a model of vLLM's scheduler."""
     logs.setup()
     try:
         settings = EngineSettings(model=tuple(models), **values)

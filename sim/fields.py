@@ -14,6 +14,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.kind = kind
+        self.content_type = "application/json"
         self.body = error_body(status, message, kind, param)
 
 

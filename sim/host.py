@@ -18,9 +18,10 @@ from sim import metrics, replies
 from sim.engine import Engine
 from sim.events import Gauges, TokenEvent
 from sim.exchange import JSON_HEADERS, Exchange, Headers, Sink, answer
-from sim.fields import ApiError, overloaded
+from sim.fields import ApiError
 from sim.openai import Kind, parse
 from sim.pacer import Pacer
+from sim.refusals import refusal
 from sim.settings import EngineSettings
 
 EPOCH_S = 1_795_977_357
@@ -147,7 +148,7 @@ class Host:
     def refuse(self, status: int, message: str | None = None) -> None:
         """Answer new calls with this status; those under way go on. 503: overload, 500: drain."""
         if status == 503 and message is None:
-            self._refuse = overloaded()
+            self._refuse = refusal(self.settings.engine, stream=False)
             return
         text = message or "cannot schedule new futures after shutdown"
         self._refuse = ApiError(status, text, "InternalServerError")
@@ -186,7 +187,8 @@ class Host:
             try:
                 self._call(connection, kind)
             except ApiError as error:
-                headers = [*JSON_HEADERS, *self._request_id_header(received)]
+                own = [("content-type", error.content_type), ("vary", "Origin")]
+                headers = [*own, *self._request_id_header(received)]
                 self._reply(connection, error.status, error.body, headers)
 
     def _reply(
@@ -199,7 +201,8 @@ class Host:
         if path == "/metrics":
             shown = self._gauges.shown(self._pacer.now())
             body = metrics.render(self.settings, self.engine.stats, shown, self._started)
-            return 200, body, [("content-type", metrics.CONTENT_TYPE), ("vary", "Origin")]
+            kind = metrics.CONTENT_TYPES[self.settings.engine]
+            return 200, body, [("content-type", kind), ("vary", "Origin")]
         if path == "/v1/models":
             return 200, replies.models_body(self.settings, int(self._started)), JSON_HEADERS
         if path == "/version":
@@ -220,7 +223,7 @@ class Host:
         limit = self.settings.max_num_queued_reqs
         if limit is not None and self.engine.waiting() >= limit:
             self.engine.stats.rejected += 1
-            raise overloaded()
+            raise refusal(self.settings.engine, stream=call.stream)
         now = self._pacer.now()
         extra = self._request_id_header(received)
         answer_id = received.headers.get("x-request-id") or self._new_id()[:16]

@@ -1,14 +1,21 @@
-"""The engine's `/metrics` page: the names, labels and buckets of vLLM 0.32 that a gateway reads."""
+"""The engine's `/metrics` page: the names, labels and buckets of vLLM 0.32 that a gateway reads, or
+the page of another engine (`EngineSettings.engine`)."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
+from sim import metrics_sglang, metrics_tgi
 from sim.events import Gauges
-from sim.settings import EngineSettings
+from sim.settings import EngineSettings, Face
 from sim.stats import EngineStats, Histogram
 
-CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+CONTENT_TYPES: Mapping[Face, str] = {
+    "vllm": "text/plain; version=1.0.0; charset=utf-8",
+    "sglang": metrics_sglang.CONTENT_TYPE,
+    "tgi": metrics_tgi.CONTENT_TYPE,
+}
 HISTORY_MAX = 256
 
 
@@ -97,7 +104,11 @@ class _Page:
 def render(
     settings: EngineSettings, stats: EngineStats, gauges: Gauges | None, started: float
 ) -> bytes:
-    """The page. `started` is the engine's start in Unix seconds; gauges None: all 0."""
+    """The page. `started` is the engine's start in Unix seconds; gauges None: none yet."""
+    if settings.engine == "tgi":
+        return metrics_tgi.render(settings, stats, gauges)
+    if settings.engine == "sglang":
+        return metrics_sglang.render(settings, stats, gauges)
     page = _Page(settings, started)
     running = gauges.running if gauges else 0
     waiting = gauges.waiting if gauges else 0

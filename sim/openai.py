@@ -116,8 +116,9 @@ class _Prompt(msgspec.Struct, frozen=True):
 
 
 def _model(fields: Fields, settings: EngineSettings) -> str:
-    """The model to answer as; a missing or empty name is the first one, as in vLLM."""
-    model = fields.get("model")
+    """The model to answer as; a missing or empty name is the first one, as in vLLM. TGI has one
+    model, and takes any name for it."""
+    model = settings.models[0] if settings.engine == "tgi" else fields.get("model")
     if model is None or model == "":
         return settings.models[0]
     if not isinstance(model, str):

@@ -176,7 +176,29 @@ def error_event(status: int, message: str, kind: str) -> bytes:
 
 def models_body(settings: EngineSettings, created: int) -> bytes:
     """The answer of `/v1/models`."""
-    permission = {
+    data = [_model_card(settings, model, created) for model in settings.models]
+    return _encode({"object": "list", "data": data})
+
+
+def _model_card(settings: EngineSettings, model: str, created: int) -> dict[str, object]:
+    if settings.engine == "tgi":  # which does not know its start
+        return {"id": model, "object": "model", "created": 0, "owned_by": model}
+    card: dict[str, object] = {
+        "id": model,
+        "object": "model",
+        "created": created,
+        "owned_by": settings.engine,
+        "root": model,
+        "parent": None,
+        "max_model_len": settings.max_model_len,
+    }
+    if settings.engine == "vllm":
+        card["permission"] = [_permission(created)]
+    return card
+
+
+def _permission(created: int) -> dict[str, object]:
+    return {
         "id": "modelperm-0000000000000000",
         "object": "model_permission",
         "created": created,
@@ -190,17 +212,3 @@ def models_body(settings: EngineSettings, created: int) -> bytes:
         "group": None,
         "is_blocking": False,
     }
-    data = [
-        {
-            "id": model,
-            "object": "model",
-            "created": created,
-            "owned_by": "vllm",
-            "root": model,
-            "parent": None,
-            "max_model_len": settings.max_model_len,
-            "permission": [permission],
-        }
-        for model in settings.models
-    ]
-    return _encode({"object": "list", "data": data})

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+Face = Literal["vllm", "tgi", "sglang"]
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,6 +18,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | tuple[str, ...] = "sim"
     """Served model name, or several; the first is the one in metrics and in empty requests."""
+    engine: Face = "vllm"
+    """Whose metrics page, list of models and refusals it has; answers are vLLM's in any case."""
     max_num_seqs: int = 32
     """Sequences that may run at once."""
     step_ms: float = 10.0
@@ -35,7 +41,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     priority_mode: bool = False
     """True: lower `priority` first, then arrival. False: arrival only, `priority` is ignored."""
     max_num_queued_reqs: int | None = None
-    """Requests that may wait; one more is answered 503. None: no limit."""
+    """Requests that may wait; one more is refused. None: no limit."""
     metrics_delay: float = 0.0
     """Seconds by which the gauges of `/metrics` are old."""
     old_metric_names: bool = False

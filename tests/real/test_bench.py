@@ -97,6 +97,13 @@ def test_scripts_are_timed_inside_redis_as_more_and_more_wait(tmp_path: Path) ->
     assert all(row in shown for row in rows)
 
 
+@pytest.mark.processes
+def test_the_cost_of_a_reading_is_measured_on_a_large_page(tmp_path: Path) -> None:
+    _, part = run_part(tmp_path / "figures.json", "scrape")
+    whole, *parts, _ = (f["value"] for f in part["figures"])
+    assert 0 < parts[0] < whole
+
+
 def run_fairness(out: Path, *words: str) -> tuple[str, dict[str, Any]]:
     """What it shows, and the JSON it writes."""
     done = subprocess.run(

@@ -290,12 +290,12 @@ async def test_names_of_users_and_models_become_neither_keys_nor_series(lives: L
     ) as session:  # fmt: skip
 
         async def ask(n: int) -> None:
-            body = {**T, "user": f"user-{n}-" + "x" * 2_000}
-            if n % 2:
+            body = {**T, "user": f"user-{n}-" + "x" * 200}
+            if n % 20:
                 body["model"] = f"model-{n}"
-            path = f"/v1/{n}" if n % 10 == 1 else "/v1/chat/completions"
+            path = f"/v1/{n}" if n % 20 == 1 else "/v1/chat/completions"
             async with session.post(path, json=body) as response:
-                assert response.status == (404 if n % 2 else 200)
+                assert response.status == (404 if n % 20 else 200)
                 await response.read()
 
         async def page() -> str:
@@ -306,9 +306,9 @@ async def test_names_of_users_and_models_become_neither_keys_nor_series(lives: L
             for at in range(numbers.start, numbers.stop, 20):
                 await asyncio.gather(*(ask(n) for n in range(at, at + 20)))
 
-        await many(range(500))
+        await many(range(5_000))
         half = await page()
-        await many(range(500, 1000))
+        await many(range(5_000, 10_000))
         full = await page()
         keys = [k.decode() for k in await live.broker.command("KEYS", "*")]
     series = [line for line in full.splitlines() if not line.startswith("#")]
