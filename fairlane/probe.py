@@ -1,24 +1,19 @@
 """What `fairlane check` looks at: Redis, each backend, and the models it serves."""
 
 import httpx
-import msgspec
 
 from common.errors import BrokerError, ConfigError
 from common.settings import BackendSettings, Settings
+from dispatcher.engines.facts import NOTHING
+from dispatcher.engines.kinds import NONE
+from dispatcher.engines.models import read_models
+from dispatcher.engines.reading import PATHS, Reading
 from fairlane.roles import backends_of, connected
 
 PROBE_S = 5.0
 
 Finding = tuple[str, bool, str]
 """(what, whether it is well, what there is to say)."""
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 async def probe(settings: Settings) -> list[Finding]:
@@ -35,7 +30,8 @@ async def probe(settings: Settings) -> list[Finding]:
     async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as client:
         for backend, names in wanted.items():
             found.append(await _models(client, backend, names))
-            found.append(await _metrics(client, backend))
+            if backend.engine != NONE:
+                found.append(await _metrics(client, backend))
     return found
 
 
@@ -57,10 +53,10 @@ async def _models(client: httpx.AsyncClient, backend: BackendSettings, names: li
     what = f"{backend.url.rstrip('/')}/v1/models"
     try:
         response = await _get(client, backend, "/v1/models")
-        served = [m.id for m in msgspec.json.decode(response.content, type=_Models).data]
     except httpx.HTTPError as e:
         return what, False, f"no answer ({e or type(e).__name__})"
-    except msgspec.MsgspecError:
+    served = read_models(response.content)
+    if served is None:
         return what, False, f"status {response.status_code}, not a list of models"
     missing = [n for n in names if n not in served]
     if missing:
@@ -70,9 +66,22 @@ async def _models(client: httpx.AsyncClient, backend: BackendSettings, names: li
 
 
 async def _metrics(client: httpx.AsyncClient, backend: BackendSettings) -> Finding:
-    what = f"{backend.url.rstrip('/')}/metrics"
-    try:
-        response = await _get(client, backend, "/metrics")
-    except httpx.HTTPError as e:
-        return what, False, f"no answer ({e or type(e).__name__})"
-    return what, response.status_code == 200, f"status {response.status_code}"
+    """Its page, at the paths where a dispatcher looks for it; what the first of them says where
+    none tells anything."""
+    reading, first = Reading(backend.engine), None
+    for _ in PATHS:
+        path = reading.path or PATHS[0]
+        what = backend.url.rstrip("/") + path
+        try:
+            response = await _get(client, backend, path)
+        except httpx.HTTPError as e:
+            return what, False, f"no answer ({e or type(e).__name__})"
+        there = response.status_code == 200
+        if there and reading.read(response.content, None) != NOTHING:
+            return what, True, f"the metrics of a {reading.kind}"
+        if not there:
+            reading.missed()
+        unknown = ", but nothing of a known engine" if there else ""
+        first = first or (what, there, f"status {response.status_code}{unknown}")
+    assert first is not None
+    return first

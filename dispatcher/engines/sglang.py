@@ -6,10 +6,10 @@ Names: python/sglang/srt/observability/metrics_collector.py of sgl-project/sglan
 counted as requests end, `realtime_tokens_total` every few steps, and the count of gaps between
 tokens at once.
 
-Labels: with `--enable-priority-scheduling` the whole is under `priority=""`, and again in parts
-under each priority. Each scheduler process has its series: those that differ in `dp_rank` have
-queues of their own, which are summed; those of the same one (`tp_rank`, `pp_rank`) tell of the same
-queue, and the greatest counts.
+Each scheduler process has its series: those that differ in `dp_rank` have queues of their own,
+which are summed. Those of one rank tell of the same queue, so the greatest counts: a process for
+each `tp_rank` and `pp_rank`, and with `--enable-priority-scheduling` the whole under `priority=""`
+beside its parts under each priority.
 
 A full queue (`--max-queued-requests`) is refused with 503 and "The request queue is full."; a
 stream's head is sent before, and the refusal is its first event. A request that waits may be thrown
@@ -52,9 +52,8 @@ def _of_ranks(page: Page, name: str) -> int | None:
     """The sum over data-parallel ranks; of the series of one the greatest."""
     ranks: dict[str, float] = {}
     for series in page.series(name):
-        if not series.labels.get("priority"):
-            rank = series.labels.get("dp_rank", "")
-            ranks[rank] = max(ranks.get(rank, 0.0), series.value)
+        rank = series.labels.get("dp_rank", "")
+        ranks[rank] = max(ranks.get(rank, 0.0), series.value)
     return as_count(list(ranks.values()))
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner, Result
@@ -175,11 +176,14 @@ def test_check_says_what_is_not_well(tmp_path: Path) -> None:
 
 
 class _Pages(BaseHTTPRequestHandler):
-    """An engine that serves the model m."""
+    """An engine that serves the model m; of others, `pages` is what is where."""
+
+    pages: ClassVar[dict[str, bytes]] = {"/metrics": b""}
 
     def do_GET(self) -> None:
-        body = b'{"data": [{"id": "m"}]}' if self.path == "/v1/models" else b""
-        self.send_response(200)
+        pages = {"/v1/models": b'{"data": [{"id": "m"}]}', **self.pages}
+        body = pages.get(self.path, b"")
+        self.send_response(200 if self.path in pages else 404)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -203,6 +207,39 @@ def test_check_asks_whether_the_engine_serves_the_model(
     assert "ok   redis: answers" in result.stdout
     said = "serves m, not n" if code else "serves m"
     assert f"{url}/v1/models: {said}\n" in result.stdout
+
+
+TRTLLM = b"trtllm_num_requests_waiting 0\n"
+SGLANG = b"sglang:num_queue_reqs 0\n"
+NOTHING_KNOWN = "ok   {}/metrics: status 200, but nothing of a known engine"
+
+
+@pytest.mark.parametrize(
+    ("engine", "pages", "said"),
+    [
+        ("auto", {"/metrics": SGLANG}, "ok   {}/metrics: the metrics of a sglang"),
+        ("auto", {"/prometheus/metrics": TRTLLM},
+         "ok   {}/prometheus/metrics: the metrics of a trtllm"),
+        ("auto", {"/metrics": b"x 0\n"}, NOTHING_KNOWN),
+        ("vllm", {"/metrics": TRTLLM}, NOTHING_KNOWN),
+        ("auto", {}, "FAIL {}/metrics: status 404"),
+        ("none", {}, "ok   {}/v1/models: serves m"),
+    ],
+)  # fmt: skip
+def test_check_says_whose_metrics_there_are(
+    engine: str, pages: dict[str, bytes], said: str, tmp_path: Path
+) -> None:
+    handler = type("Pages", (_Pages,), {"pages": pages})
+    with RedisServer() as server, HTTPServer(("127.0.0.1", 0), handler) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{serving.server_port}"
+        path = tmp_path / "fairlane.toml"
+        path.write_text(f'[models.m]\nbackends = [{{ url = "{url}", engine = "{engine}" }}]\n')
+        result = run("check", "--config", str(path), "--redis", server.url)
+        serving.shutdown()
+    assert said.format(url) + "\n" in result.stdout
+    assert result.exit_code == ("FAIL" in said)
+    assert engine != "none" or "metrics" not in result.stdout
 
 
 def test_a_model_without_backends_is_refused(tmp_path: Path) -> None:
