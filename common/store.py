@@ -31,6 +31,8 @@ BLOCK_BYTES = 1 << 20
 """Read at once."""
 LIST_MAX = 25_000
 """Most objects in one answer of `list`."""
+LIST_CHUNK = 1_000
+"""Of a listing, asked for at once."""
 SMALL_BYTES_MAX = 1 << 20
 """Largest object that `get` takes."""
 _CLEAN_S = 10.0
@@ -173,7 +175,7 @@ class Store:
         found: list[Found] = []
         try:
             stream = obstore.list(
-                self._opened(), prefix, offset=after or None, chunk_size=1_000
+                self._opened(), prefix, offset=after or None, chunk_size=LIST_CHUNK
             ).__aiter__()
             async with asyncio.timeout(_CALL_S):
                 async for batch in stream:

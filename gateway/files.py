@@ -85,7 +85,7 @@ class Upload:
         QuotaError as soon as the content is too much."""
         if self._quota is not None:
             chunks = self._quota.bounded(chunks)
-        self.size = await self._store.write(content_path(self._owner, self.id), chunks)
+        self.size = await self._store.write(_content_path(self._owner, self.id), chunks)
         return self.size
 
     async def commit(
@@ -148,9 +148,12 @@ class Files:
         await self._remove(owner, id)
         return None
 
-    def read(self, record: FileRecord, start: int = 0) -> AsyncIterator[bytes]:
-        """A file's content from a byte on, in blocks."""
-        return self._store.read(content_path(record.owner, record.id), start, record.bytes)
+    def read(
+        self, record: FileRecord, start: int = 0, end: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """A file's content, or the bytes from `start` up to `end`, in blocks."""
+        stop = record.bytes if end is None else min(end, record.bytes)
+        return self._store.read(_content_path(record.owner, record.id), start, stop)
 
     async def delete(self, owner: str, id: str) -> bool:
         """Remove a file; False: there was none."""
@@ -273,13 +276,13 @@ class _Quota:
         return QuotaError(f"Your files may have {most} bytes together: delete some first.")
 
 
-def content_path(owner: str, id: str) -> str:
+def _content_path(owner: str, id: str) -> str:
     """Where a file's bytes are. `id` is one that was made here."""
     return f"{_folder(owner)}/{id}"
 
 
 def _record_path(owner: str, id: str) -> str:
-    return content_path(owner, id) + _RECORD
+    return _content_path(owner, id) + _RECORD
 
 
 def _folder(owner: str) -> str:

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from common.service import running
 from common.store import PART_BYTES, Store
 from common.store_settings import StoreSettings
 from gateway import files_api
+from gateway.auth import Keys
+from gateway.client import PART_S
 from gateway.files import ORPHAN_S, Files, QuotaError
+from gateway.files_api import FilesApi
 from tests.support.asgi import Exchange
 from tests.support.files import (
     ALICE,
@@ -25,7 +29,8 @@ from tests.support.files import (
 )
 from tests.support.wait import wait_until
 
-DAY = 86_400.0
+UNREACHABLE = {"aws_endpoint": "http://127.0.0.1:9", "aws_region": "x",
+               "aws_access_key_id": "a", "aws_secret_access_key": "b"}  # fmt: skip
 BIG = form(b"x" * (3 * PART_BYTES))
 PIECES = [BIG[i : i + 65_536] for i in range(0, len(BIG), 65_536)]
 
@@ -124,9 +129,11 @@ async def test_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.files.SWEEP_MAX", 7)
     now = Hand()
     files = files_in(tmp_path, now)
+    stay = set()
     for owner in ("alice", "bob", "carol"):
+        stay |= {await made(files, owner) for _ in range(4)}
+        now.now += 1
         await made(files, owner, expires_after_s=3_600)
-    stays = await made(files)
     folder = kept(tmp_path)[0].parent
     for name in ("file-orphan", "file-new", "file-cut#1", "file-now#1"):
         (folder / name).write_bytes(b"x")
@@ -135,10 +142,10 @@ async def test_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         age = 10.0 if new else ORPHAN_S + 10
         os.utime(path, (now.now - age, now.now - age))
     now.now += 4_000
-    sweeps = [await files.sweep() for _ in range(3)]
-    assert sum(sweeps) == 5 and max(sweeps) < 5
+    sweeps = [await files.sweep() for _ in range(7)]
+    assert sum(sweeps) == 5 and max(sweeps) < 5, "it goes on where it left off"
     names = {p.name for p in kept(tmp_path)}
-    assert names == {stays, f"{stays}.json", "file-new", "file-now#1"}
+    assert names == stay | {f"{id}.json" for id in stay} | {"file-new", "file-now#1"}
 
 
 async def test_an_upload_that_its_client_leaves(tmp_path: Path) -> None:
@@ -152,6 +159,36 @@ async def test_an_upload_that_its_client_leaves(tmp_path: Path) -> None:
             assert e.status == 0
         assert kept(tmp_path) == []
         assert (await get(s.app, "/v1/files")).json["data"] == []
+
+
+@pytest.mark.looptime
+async def test_an_upload_whose_client_falls_silent(tmp_path: Path) -> None:
+    async with keeping(tmp_path / "store") as s:
+        start = asyncio.get_running_loop().time()
+        headers = [bearer(ALICE), FORM]
+        async with Exchange(s.app, "POST", "/v1/files", PIECES[:9], headers, stalls=True) as e:
+            await e.until_over(200)
+            assert e.status == 408 and error(e)["code"] == "request_timeout"
+        assert PART_S <= asyncio.get_running_loop().time() - start < PART_S + 10
+        assert kept(tmp_path) == []
+
+
+async def test_part_of_a_file_is_read(tmp_path: Path) -> None:
+    files = files_in(tmp_path, Hand())
+    record = await files.find("alice", await made(files, content=b"0123456789"))
+    assert record is not None
+    for start, end, wanted in ((0, None, b"0123456789"), (3, 5, b"34"), (8, 99, b"89")):
+        assert b"".join([b async for b in files.read(record, start, end)]) == wanted
+
+
+async def test_a_sweep_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(files_api, "SWEEP_S", 0.01)
+    away = Store("s3://bucket", UNREACHABLE)
+    api = FilesApi(Keys([]), Files(away, StoreSettings()), 1_000)
+    async with running(api.sweep()):
+        await wait_until(lambda: caplog.text.count("cannot sweep files") >= 2, timeout=30)
 
 
 async def test_an_upload_that_is_cancelled(tmp_path: Path) -> None:
@@ -232,13 +269,26 @@ async def test_a_download_that_cannot_be_whole(tmp_path: Path) -> None:
         assert e.body == b"" and not e.complete
 
 
-async def test_a_download_whose_client_leaves(tmp_path: Path) -> None:
+async def test_a_download_whose_client_leaves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing more is read for it: not the part that is missing."""
     async with keeping(tmp_path) as s:
         id = (await upload(s.app, body=PIECES)).json["id"]
+        (content,) = (p for p in kept(tmp_path) if p.name == id)
+        os.truncate(content, 5 << 19)
         path = f"/v1/files/{id}/content"
-        async with Exchange(s.app, "GET", path, headers=[bearer(ALICE)]) as e:
-            await e.until(b"xxxx")
+        async with Exchange(s.app, "GET", path, headers=[bearer(ALICE)], reads=False) as e:
+            await pass_turns()
             e.leave()
             await e.until_over()
-            assert not e.complete
-        assert (await get(s.app, path)).body == b"x" * (3 * PART_BYTES)
+        assert "store of files" not in caplog.text
+        async with Exchange(s.app, "GET", path, headers=[bearer(ALICE)]) as e:
+            await e.until_over()
+        assert "store of files" in caplog.text
+
+
+async def pass_turns() -> None:
+    """Let the other side go as far as it can."""
+    for _ in range(50):
+        await asyncio.to_thread(int)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.batch_input import (
@@ -215,6 +215,7 @@ def outcome(validator: Validator, found: list[Request]) -> Any:
     return found, validator.errors, validator.failed, validator.total, validator.full
 
 
+@settings(deadline=None)
 @given(st.lists(LINE, max_size=8), st.booleans(), st.data())
 def test_any_pieces_give_the_same(lines: list[bytes], ends: bool, data: st.DataObject) -> None:
     text = b"\n".join(lines) + b"\n" * ends
@@ -228,6 +229,7 @@ def test_any_pieces_give_the_same(lines: list[bytes], ends: bool, data: st.DataO
     assert outcome(again, pieces) == outcome(validator, found)
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=12).filter(lambda b: b"\n" not in b), max_size=8))
 def test_lines_are_those_of_the_file(parts: list[bytes]) -> None:
     data = b"\n".join(parts)
@@ -242,6 +244,7 @@ def test_lines_are_those_of_the_file(parts: list[bytes]) -> None:
     assert all(r.text and data[r.offset : r.offset + len(r.text)] == r.text for r in found)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 @example(
     b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"\\ud800"}}'
@@ -251,6 +254,7 @@ def test_no_bytes_raise(data: bytes) -> None:
     read(data, 7)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_no_corruption_raises(data: st.DataObject) -> None:
     text = bytearray(b"\n".join(line(str(i)) for i in range(4)))

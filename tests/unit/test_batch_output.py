@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.batch_output import CANCELLED, EXPIRED, answered, error_line, line_id, response_line
@@ -42,6 +42,7 @@ def test_ids_are_of_the_line() -> None:
     assert len(ids) == 6 and line_id("batch_1", 1) == line_id("batch_1", 1)
 
 
+@settings(deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=60),

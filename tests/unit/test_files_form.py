@@ -2,7 +2,7 @@
 
 import tracemalloc
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.answers import Refusal
@@ -19,6 +19,7 @@ def parsed(pieces: list[bytes], most: int = 1 << 20) -> tuple[bytes, Asked]:
     return content, parser.finish()
 
 
+@settings(deadline=None)
 @given(
     st.binary(max_size=200).map(lambda b: b.replace(b"--" + BOUNDARY.encode(), b"")),
     st.lists(st.integers(0, 700), max_size=8),
@@ -31,6 +32,7 @@ def test_any_pieces_give_the_same(content: bytes, at: list[int]) -> None:
     assert parsed(pieces) == (content, Asked("模型.jsonl", "user_data", 7_200))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_corruption_is_at_most_refused(data: st.DataObject) -> None:
     body = bytearray(form(b"content", **EXPIRES))
