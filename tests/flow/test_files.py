@@ -29,6 +29,7 @@ from tests.support.files import (
     upload,
 )
 from tests.support.gateway import site
+from tests.support.s3 import s3
 
 END = f"--{BOUNDARY}--\r\n".encode()
 
@@ -65,6 +66,19 @@ async def test_the_official_client(tmp_path: Path) -> None:
             with pytest.raises(openai.NotFoundError):
                 await call(made.id)
         assert len(kept(tmp_path)) == 4, "content and record of the two that are left"
+
+
+async def test_in_a_bucket() -> None:
+    content = b"0123456789" * 700_000
+    async with s3() as (fake, options):
+        store = StoreSettings(url="s3://bucket/fairlane", options=options)
+        async with site(Settings(store=store)) as s, official(s.app) as client:
+            made = await client.files.create(file=("a.jsonl", content), purpose="batch")
+            assert (await client.files.content(made.id)).content == content
+            assert [f.id async for f in client.files.list()] == [made.id]
+            assert len(fake.objects) == 2 and not fake.uploads
+            assert (await client.files.delete(made.id)).deleted
+            assert fake.objects == {}
 
 
 async def test_pages(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from common.errors import ConfigError, StoreError
 from common.store import BLOCK_BYTES, PART_BYTES, SMALL_BYTES_MAX, Store
 from common.store_feed import PIECE_BYTES, Feed, pieces
 from tests.support.files import kept
+from tests.support.s3 import s3
 from tests.support.wait import wait_until
 
 UNREACHABLE = {
@@ -39,9 +40,15 @@ async def joined(store: Store, path: str, start: int, end: int) -> bytes:
     return b"".join([b async for b in store.read(path, start, end)])
 
 
-@pytest.fixture(params=["file", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store(f"file://{tmp_path}/store" if request.param == "file" else "memory:///")
+@pytest.fixture(params=["file", "memory", "s3"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    if request.param == "s3":
+        async with s3() as (fake, options):
+            yield Store("s3://bucket/pre/fix", options)
+            assert fake.uploads == {}, "parts that nobody will ever complete"
+            assert all(key.startswith("pre/fix/") for key in fake.objects)
+    else:
+        yield Store(f"file://{tmp_path}/store" if request.param == "file" else "memory:///")
 
 
 async def test_before_the_first_object_there_is_nothing(store: Store, tmp_path: Path) -> None:
@@ -122,6 +129,22 @@ async def test_a_cancelled_upload_leaves_nothing_and_nobody(tmp_path: Path) -> N
     assert task.cancelled()
     assert kept(tmp_path) == []
     await wait_until(lambda: asyncio.all_tasks() == before, what="no task is left")
+
+
+async def test_a_cancelled_upload_leaves_no_parts_in_a_bucket() -> None:
+    stuck = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(12):
+            yield b"x" * PIECE_BYTES
+        await stuck.wait()
+
+    async with s3() as (fake, options):
+        task = asyncio.ensure_future(Store("s3://bucket", options).write("a/b", endless()))
+        await wait_until(lambda: any(fake.uploads.values()), what="a part")
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled() and fake.uploads == {} and fake.objects == {}
 
 
 async def test_cancelled_anywhere_an_object_is_whole_or_absent(tmp_path: Path) -> None:
