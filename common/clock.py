@@ -9,5 +9,6 @@ def monotonic() -> float:
 
 
 def wall() -> float:
-    """Seconds since the epoch, for people: log lines and `created` fields. No rule reads it."""
+    """Seconds since the epoch, for people: log lines and `created` fields. No rule of the
+    queue reads it; lifetimes of files, which are of hours and days, do."""
     return time.time()

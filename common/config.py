@@ -17,6 +17,7 @@ import msgspec
 from common.errors import ConfigError
 from common.keys import CLASSES
 from common.settings import DispatcherSettings, GatewaySettings, RedisSettings, Settings
+from common.store_settings import StoreSettings
 
 ENV_PREFIX = "FAIRLANE_"
 
@@ -67,6 +68,19 @@ def load(
         raise ConfigError(str(e)) from None
 
 
+def state_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Where this user's programs keep what is neither configuration nor cache, by the XDG Base
+    Directory Specification. Raises ConfigError where no such place is known."""
+    known = os.environ if environment is None else environment
+    state = known.get("XDG_STATE_HOME", "")
+    if state.startswith("/"):  # a relative one is to be ignored
+        return Path(state) / "fairlane"
+    try:
+        return Path(known.get("HOME") or Path.home()) / ".local" / "state" / "fairlane"
+    except RuntimeError:
+        raise ConfigError("no home directory: set store.url or FAIRLANE_STORE_URL") from None
+
+
 def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(low)
     for name, value in high.items():
@@ -86,11 +100,12 @@ def _environment_names() -> dict[str, tuple[str, str]]:
         ("redis", RedisSettings),
         ("gateway", GatewaySettings),
         ("dispatcher", DispatcherSettings),
+        ("store", StoreSettings),
     )
     names = {}
     for section, struct in sections:
         for field in msgspec.structs.fields(struct):
-            if "list" not in str(field.type):
+            if not str(field.type).startswith(("list", "dict")):
                 variable = f"{ENV_PREFIX}{section}_{field.encode_name}".upper()
                 names[variable] = (section, field.encode_name)
     return names

@@ -6,6 +6,7 @@
     │   ├── BrokerDown       nothing was sent: safe to try again
     │   ├── BrokerUncertain  the command was sent and no answer came: it may have run
     │   └── BrokerRefused    Redis answered with an error (out of memory, read-only, …)
+    ├── StoreError           the object store did not do what was asked
     └── WireError            bytes from another process that are not of this version's contract
 
 Expected refusals (a full queue, a stale term) are return values of the verbs, never exceptions.
@@ -39,3 +40,7 @@ class BrokerRefused(BrokerError):
 
 class WireError(FairlaneError):
     """A message that does not decode, or is of another version."""
+
+
+class StoreError(FairlaneError):
+    """The object store cannot be used just now; its text holds no secret."""

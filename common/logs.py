@@ -14,3 +14,5 @@ def setup(level: str = "INFO") -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("fairlane").setLevel(level)
+    # To it each malformed form is a warning; its sender is told, and nobody else need be.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)

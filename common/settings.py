@@ -8,6 +8,7 @@ import msgspec
 from common.key_settings import KeySettings, check_keys
 from common.keys import Policy
 from common.setting_types import Bytes, Count, Ms, Name, Port, PriorityClass, Seconds
+from common.store_settings import StoreSettings
 
 
 class RedisSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -243,6 +244,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     redis: RedisSettings = RedisSettings()
     gateway: GatewaySettings = GatewaySettings()
     dispatcher: DispatcherSettings = DispatcherSettings()
+    store: StoreSettings = StoreSettings()
     keys: list[KeySettings] = []
     models: dict[Name, ModelSettings] = {}
     backends: list[BackendSettings] = []

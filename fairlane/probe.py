@@ -1,9 +1,10 @@
-"""What `fairlane check` looks at: Redis, each backend, and the models it serves."""
+"""What `fairlane check` looks at: Redis, the store of files, each backend and its models."""
 
 import httpx
 
-from common.errors import BrokerError, ConfigError
+from common.errors import BrokerError, ConfigError, StoreError
 from common.settings import BackendSettings, Settings
+from common.store import Store
 from dispatcher.engines.facts import NOTHING
 from dispatcher.engines.kinds import NONE
 from dispatcher.engines.models import read_models
@@ -18,7 +19,7 @@ Finding = tuple[str, bool, str]
 
 async def probe(settings: Settings) -> list[Finding]:
     """Everything that is looked at, in order."""
-    found = [await _redis(settings)]
+    found = [await _redis(settings), await _store(settings)]
     without = [name for name, model in settings.models.items() if not model.backends]
     found += [(f"model {name}", False, "has no backends") for name in without]
     wanted: dict[BackendSettings, list[str]] = {b: [] for b in settings.backends}
@@ -42,6 +43,14 @@ async def _redis(settings: Settings) -> Finding:
     except (BrokerError, ConfigError) as e:
         return "redis", False, str(e)
     return "redis", True, "answers, is new enough, and evicts nothing"
+
+
+async def _store(settings: Settings) -> Finding:
+    try:
+        await Store(settings.store.url, settings.store.options).list("files", limit=1)
+    except (StoreError, ConfigError) as e:
+        return "store", False, str(e)
+    return "store", True, "can be read"
 
 
 async def _get(client: httpx.AsyncClient, backend: BackendSettings, path: str) -> httpx.Response:

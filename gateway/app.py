@@ -14,6 +14,7 @@ from starlette.routing import Route, Router
 
 from gateway.answers import INTERNAL, NO_ROUTE, Refusal, wrong_method
 from gateway.client import Client, ClientGone, Receive, Scope, Send
+from gateway.files_api import FilesApi
 from gateway.front import Front
 from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
@@ -23,7 +24,7 @@ from gateway.routes import ROWS
 log = logging.getLogger("fairlane.gateway")
 
 _READS = ("GET", "HEAD")
-_CORS_METHODS = ("GET", "HEAD", "POST", "OPTIONS")
+_CORS_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 _CORS_EXPOSED = ("X-Fairlane-Job", "X-Fairlane-Queue-Ms", "Retry-After")
 
 
@@ -75,10 +76,12 @@ class App:
         front: Front,
         pages: Pages,
         listing: Listing,
+        files: FilesApi,
         metrics: GatewayMetrics,
         cors_origins: Sequence[str],
     ) -> None:
         self._front = front
+        self._files = files
         self._queued = {
             row.path: Endpoint(metrics, ("POST",), partial(front.serve, row)) for row in ROWS
         }
@@ -91,6 +94,15 @@ class App:
             ("/v1/models/{id:path}", pages.model),
         )
         routes = [Route(path, Endpoint(metrics, _READS, handler)) for path, handler in pages_of]
+        kept: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
+            ("/v1/files", (*_READS, "POST"), files.collection),
+            ("/v1/files/{id}", (*_READS, "DELETE"), files.item),
+            ("/v1/files/{id}/content", _READS, files.content),
+        )
+        routes += [
+            Route(path, Endpoint(metrics, methods, partial(front.admitted, handler)))
+            for path, methods, handler in kept
+        ]
         self._router = Router(
             routes, redirect_slashes=False, default=Endpoint(metrics, (), _no_route)
         )
@@ -110,7 +122,7 @@ class App:
 
     async def drain(self, seconds: float) -> None:
         """Refuse what comes, and wait so long for what is open; then end it as well as can be."""
-        await self._front.drain(seconds)
+        await self._front.drain(seconds, self._files.shut_down)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._queued.get(scope["path"])

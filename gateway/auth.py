@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import msgspec
 
 from common.key_settings import KeySettings
-from common.keys import CLASSES
+from common.keys import CLASSES, path
 from gateway.answers import UNAUTHORIZED, Refusal, bad_request
 from gateway.background import Rule, compiled
-from gateway.people import People, people
+from gateway.people import Headers, People, people
 
 CLASS_HEADER = "X-Fairlane-Class"
 _TIERS = {"priority": "interactive", "default": "standard", "flex": "batch"}
@@ -86,6 +86,16 @@ def open_user(body_user: str | None, authorization: bytes | None, peer: str) -> 
     if token:
         return "k-" + hashlib.sha256(token).hexdigest()[:_DIGEST_CHARS]
     return peer
+
+
+def own_path(principal: Principal, headers: Headers, authorization: bytes | None, peer: str) -> str:
+    """Whose things a request without a body of its own is about, as `keys.path` names them: of whom
+    a queued request with these headers would be for. A person whom no header names sees what
+    nobody's requests are. Raises Refusal as `People.who`."""
+    if principal.people is None:
+        return path(open_user(None, authorization, peer))
+    who = principal.people.who(headers, None)
+    return path(who.user, who.sub)
 
 
 def choose_class(principal: Principal, header: bytes | None, tier: str | None) -> str:

@@ -5,7 +5,7 @@ half of what a queue is about.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from gateway.answers import COMPRESSED, TOO_SLOW, Answer, Headers, Refusal, too_large
@@ -17,6 +17,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 _BODY_S = 300.0
 """A body may take so long to arrive."""
+PART_S = 60.0
+"""The next part of one that is read as it comes may take so long."""
 _CLOSE = (b"connection", b"close")
 _LINGER_S = 2.0
 _LINGER_BYTES = 16 << 20
@@ -82,32 +84,58 @@ class Client:
     async def read_body(self, limit: int) -> bytes:
         """The whole body. Raises Refusal for one that is compressed, larger than `limit` bytes (as
         soon as that is known) or too slow, ClientGone where the client leaves before its end."""
-        if self._encoding is not None and self._encoding.strip().lower() not in (b"", b"identity"):
-            raise Refusal(COMPRESSED)
-        if self._length is not None and self._length > limit:
-            raise Refusal(too_large(limit))
+        self._expect(limit)
         try:
             async with asyncio.timeout(_BODY_S):
                 return await self._read(limit)
         except TimeoutError:
             raise Refusal(TOO_SLOW) from None
 
+    async def parts(self, limit: int, seconds: float) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises as `read_body`; it may take `seconds`, and be silent for
+        PART_S."""
+        self._expect(limit)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        size, more = 0, True
+        while more:
+            try:
+                async with asyncio.timeout_at(min(deadline, loop.time() + PART_S)):
+                    chunk, more = await self._part()
+            except TimeoutError:
+                raise Refusal(TOO_SLOW) from None
+            size += len(chunk)
+            if size > limit:
+                raise Refusal(too_large(limit))
+            yield chunk
+
+    def _expect(self, limit: int) -> None:
+        if self._encoding is not None and self._encoding.strip().lower() not in (b"", b"identity"):
+            raise Refusal(COMPRESSED)
+        if self._length is not None and self._length > limit:
+            raise Refusal(too_large(limit))
+
+    async def _part(self) -> tuple[bytes, bool]:
+        """Some of the body, and whether more comes. Raises ClientGone."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.gone = True
+            raise ClientGone
+        more = message.get("more_body", False)
+        if not more:
+            self._whole = True
+        return message.get("body", b""), more
+
     async def _read(self, limit: int) -> bytes:
         chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self.gone = True
-                raise ClientGone
-            chunk = message.get("body", b"")
+        size, more = 0, True
+        while more:
+            chunk, more = await self._part()
             size += len(chunk)
             if size > limit:
                 raise Refusal(too_large(limit))
             chunks.append(chunk)
-            if not message.get("more_body", False):
-                self._whole = True
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send status and headers."""

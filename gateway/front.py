@@ -1,6 +1,8 @@
 """A request whose path is in the route table, from its headers to its exchange."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from common.jobs import NewJob
 from common.keys import CLASSES
@@ -13,7 +15,7 @@ from gateway.background import demoted
 from gateway.client import Client
 from gateway.metrics import GatewayMetrics
 from gateway.models import Models
-from gateway.pages import find
+from gateway.pages import Handler, find
 from gateway.people import Who
 from gateway.policy import Policies
 from gateway.routes import Row, max_output
@@ -58,23 +60,30 @@ class Front:
 
     async def serve(self, row: Row, client: Client) -> None:
         """Answer one request. Raises Refusal, or ClientGone."""
+        await self.admitted(partial(self._serve, row), client)
+
+    async def admitted(self, handler: Handler, client: Client) -> None:
+        """Answer by this handler, as one of those that `drain` waits for. Raises as it does, and
+        Refusal where no more are taken."""
         if self.draining:
             raise Refusal(unavailable(RETRY_S_MIN, close=True))
         if self.open >= self._settings.gateway.connections_max:
             raise Refusal(unavailable(RETRY_S_MIN))
         self.open += 1
         try:
-            await self._serve(row, client)
+            await handler(client)
         finally:
             self.open -= 1
             if not self.open:
                 self._idle.set()
 
-    async def drain(self, seconds: float) -> None:
-        """Accept nothing more; wait so long for what is open, then end it."""
+    async def drain(self, seconds: float, end: Callable[[], None]) -> None:
+        """Accept nothing more; wait so long for what is open, then end it: `end` ends what is no
+        exchange."""
         self.draining = True
         if not await self._until_idle(seconds):
             self._watch.shut_down()
+            end()
             await self._until_idle(_SHUT_S)
 
     async def _until_idle(self, seconds: float) -> bool:

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from common import keys
 from common.broker import Broker
 from common.errors import BrokerError
 from common.jobs import Snapshot
 from common.keys import CLASSES
 from common.queue import SNAPSHOT_MAX
 from gateway.answers import JSON_TYPE, RETRY_S_MIN, Refusal, unavailable
-from gateway.auth import Keys, Principal, open_user
+from gateway.auth import Keys, Principal, own_path
 from gateway.client import Client
 from gateway.eta import Eta
 from gateway.models import Models
@@ -74,7 +73,7 @@ class Listing:
         """The caller's jobs. Raises Refusal: 401, 400 for a name of a person that cannot be, 503
         where Redis does not answer."""
         principal = self._keys.principal(client.authorization)
-        path = _path(principal, client)
+        path = own_path(principal, client.headers, client.authorization, client.peer)
         try:
             async with asyncio.timeout(ANSWER_S), self._asking:
                 body = await self._body(path, principal)
@@ -165,12 +164,3 @@ def _counts(path: str, seen: Snapshot) -> dict[str, dict[str, int]]:
 
 def _seconds(ms: int) -> float:
     return round(max(0, ms) / 1000, 1)
-
-
-def _path(principal: Principal, client: Client) -> str:
-    """Whose jobs are listed: those of whom a request with these headers would be for. There is no
-    body here that could name a person: one whom no header names sees what nobody's requests are."""
-    if principal.people is None:
-        return keys.path(open_user(None, client.authorization, client.peer))
-    who = principal.people.who(client.headers, None)
-    return keys.path(who.user, who.sub)

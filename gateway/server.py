@@ -14,9 +14,12 @@ from common.follow import Follower
 from common.queue import heartbeat
 from common.service import bind, serve_asgi
 from common.settings import Settings
+from common.store import Store
 from gateway.app import App
 from gateway.auth import Keys
 from gateway.eta import Eta
+from gateway.files import Files
+from gateway.files_api import FilesApi
 from gateway.front import Front
 from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
@@ -63,7 +66,10 @@ class Gateway:
         self._front = Front(settings, keys, self.models, policies, self.desk, self._watch, metrics)
         pages = Pages(keys, self.models, metrics.registry, self.not_ready)
         listing = Listing(broker, keys, self.models, queues, eta)
-        self.app = App(self._front, pages, listing, metrics, gateway.cors_origins)
+        store = settings.store
+        self.files = Files(Store(store.url, store.options), store)
+        self._files_api = FilesApi(keys, self.files, store.files_max_bytes)
+        self.app = App(self._front, pages, listing, self._files_api, metrics, gateway.cors_origins)
 
     async def run(self) -> None:
         """The replica's own loops, until cancelled."""
@@ -72,6 +78,7 @@ class Gateway:
             group.create_task(self.models.run())
             group.create_task(self.desk.run())
             group.create_task(self._watch.run())
+            group.create_task(self._files_api.sweep())
             group.create_task(self._heartbeat())
 
     @property

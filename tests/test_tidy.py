@@ -32,6 +32,7 @@ SIZE_EXCEPTIONS: dict[str, str] = {
 TASK_OWNERS = {
     "common/broker.py:Broker": "run() awaits the task before it connects again or ends",
     "common/broker.py:Subscriber": "run() awaits both tasks before it subscribes again or ends",
+    "common/store.py:Store": "each method awaits its call to the end, also where it is cancelled",
     "common/publish.py:Outbox": "one pump at a time; close() cancels and awaits it",
     "dispatcher/loop.py:ModelLoop": "run() cancels and awaits every relay; _pop awaits its pop",
     "dispatcher/relay.py:Relay": "run() awaits the run's task whatever happens",

@@ -33,9 +33,10 @@ class Exchange:
             sent.append((b"content-length", str(len(body)).encode()))
         elif not isinstance(body, bytes):
             sent.append((b"transfer-encoding", b"chunked"))
+        path, _, query = path.partition("?")
         self._scope = {
             "type": "http", "method": method, "path": path, "raw_path": path.encode(),
-            "query_string": b"", "headers": sent, "client": (client, 1), "root_path": "",
+            "query_string": query.encode(), "headers": sent, "client": (client, 1), "root_path": "",
             "scheme": "http", "http_version": "1.1", "asgi": {"version": "3.0"},
         }  # fmt: skip
         self._app = app

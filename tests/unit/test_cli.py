@@ -167,9 +167,14 @@ def test_a_dispatcher_listens_where_host_and_port_say(monkeypatch: pytest.Monkey
 
 def test_check_says_what_is_not_well(tmp_path: Path) -> None:
     path = tmp_path / "fairlane.toml"
-    path.write_text(f'[models.m]\nbackends = [{{ url = "{DEAD}" }}]\n')
+    store = f'aws_endpoint = "{DEAD}", aws_region = "x", aws_secret_access_key = "hush"'
+    path.write_text(
+        f'[models.m]\nbackends = [{{ url = "{DEAD}" }}]\n'
+        f'[store]\nurl = "s3://b"\noptions = {{ {store}, aws_access_key_id = "hush" }}\n'
+    )
     result = run("check", "--config", str(path), "--redis", NOWHERE)
     assert result.exit_code == 1
+    assert "FAIL store: " in result.stdout
     assert "FAIL redis: no Redis at redis://…@127.0.0.1:1/0" in result.stdout
     assert f"FAIL {DEAD}/v1/models: no answer (" in result.stdout
     assert "hush" not in result.output
@@ -204,7 +209,7 @@ def test_check_asks_whether_the_engine_serves_the_model(
         result = run("check", "--config", str(path), "--redis", server.url)
         engine.shutdown()
     assert result.exit_code == code
-    assert "ok   redis: answers" in result.stdout
+    assert "ok   redis: answers" in result.stdout and "ok   store: " in result.stdout
     said = "serves m, not n" if code else "serves m"
     assert f"{url}/v1/models: {said}\n" in result.stdout
 
