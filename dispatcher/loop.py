@@ -60,7 +60,7 @@ class ModelLoop:
         self._leadership = Leadership(self.queue, parts.owner, s, parts.known, self._led)
         self.election = self._leadership.election
         self._reaper = Reaper(parts.broker, self.queue, parts.owner, s)
-        self._router = Router()
+        self.router = Router()
         self._waiting = dict.fromkeys(CLASSES, 0)
         self._due: tuple[str, ...] = ()
         """Groups whose floor share is due."""
@@ -73,6 +73,8 @@ class ModelLoop:
         self._reconcile = True
         self._census = Census(self.queue, parts.owner, parts.runs, parts.settings)
         self._wake = asyncio.Event()
+        self.popping = False
+        """Whether jobs may be on their way to one of the backends."""
         self._relays: set[asyncio.Task[None]] = set()
         self.drain = Rate(least_s=DRAIN_S_MIN)
 
@@ -80,9 +82,9 @@ class ModelLoop:
         """A reason to look: a place is free, a job came, facts changed."""
         self._wake.set()
 
-    def look(self) -> None:
-        """Bells may have been missed: look at every class."""
-        self._look = True
+    def look(self, *, learn: bool = False) -> None:
+        """Bells may have been missed: look at every class, and with `learn` at what runs."""
+        self._look, self._reconcile = True, self._reconcile or learn
         self._wake.set()
 
     def busy(self) -> bool:
@@ -147,6 +149,7 @@ class ModelLoop:
             self._wake.clear()
             if not self._may_pop():
                 continue
+            self.popping = True
             try:
                 if self._reconcile:
                     await self._learn(give_back=True)
@@ -156,13 +159,14 @@ class ModelLoop:
                 self._reconcile = True
                 await asyncio.sleep(BUSY_S)
                 self._wake.set()
+            self.popping = False
 
     async def _round(self) -> None:
         """Pop turn after turn, until nothing that waits may run."""
         parts, now = self._parts, asyncio.get_running_loop().time
         if self._turns is None or self._look:
             groups = GROUPS[self.queue.keys.policy]
-            self._turns = Round(groups, self._facts.rules, self._router)
+            self._turns = Round(groups, self._facts.rules, self.router)
         turns = self._turns
         while True:
             look, self._look = self._look, False
@@ -225,7 +229,7 @@ class ModelLoop:
                 meta = None
             streams = meta is not None and meta.stream
             backend.sent(now, lease.job, lease.cls, streams=streams)
-            self._router.sent(backend.url)
+            self.router.sent(backend.url)
             self._reaper.saw(lease.cls, lease.user)
             self._parts.metrics.popped(self.model, lease.cls, 1)
             relay = self._relay(lease, meta, backend, issued)

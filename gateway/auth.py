@@ -34,6 +34,8 @@ class Principal(msgspec.Struct, frozen=True):
     """Most jobs of all people that divide its share waiting in one class of a model."""
     background: tuple[Rule, ...] = ()
     """Which of its requests nobody waits for."""
+    admin: bool = False
+    """Whether it may use `/admin`."""
 
     def may_use(self, *names: str) -> bool:
         """Whether a model of any of these names is allowed."""
@@ -50,7 +52,7 @@ class Keys:
         self._by_digest = {
             k.digest(): Principal(
                 k.user, k.weight, tuple(k.classes), frozenset(k.models), k.comments, people(k),
-                k.key_jobs(), compiled(k.background),
+                k.key_jobs(), compiled(k.background), k.role == "admin",
             )
             for k in keys
         }  # fmt: skip

@@ -14,6 +14,7 @@ from common.follow import Follower
 from common.queue import heartbeat
 from common.service import bind, serve_asgi
 from common.settings import Settings
+from gateway.admin import Admin
 from gateway.app import App
 from gateway.auth import Keys
 from gateway.eta import Eta
@@ -63,7 +64,8 @@ class Gateway:
         self._front = Front(settings, keys, self.models, policies, self.desk, self._watch, metrics)
         pages = Pages(keys, self.models, metrics.registry, self.not_ready)
         listing = Listing(broker, keys, self.models, queues, eta)
-        self.app = App(self._front, pages, listing, metrics, gateway.cors_origins)
+        admin = Admin(broker, keys)
+        self.app = App(self._front, pages, listing, admin, metrics, gateway.cors_origins)
 
     async def run(self) -> None:
         """The replica's own loops, until cancelled."""
