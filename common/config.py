@@ -99,15 +99,19 @@ def load(
     path: Path | None = None,
     options: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    data: bytes | None = None,
 ) -> Settings:
-    """The settings of a process. `options` are nested like the file and win over all.
+    """The settings of a process. `options` are nested like the file and win over all. `data`: what
+    the file holds, read already.
 
     Raises ConfigError, whose text names the place and, for an unknown name, the nearest known.
     """
-    data: dict[str, Any] = {} if path is None else read_file(path)
+    merged: dict[str, Any] = {}
+    if path is not None:
+        merged = read_file(path) if data is None else parse_toml(data, path)
     for layer in (read_environment(environment), options or {}):
-        data = _merged(data, layer)
-    return converted(Settings, data)
+        merged = _merged(merged, layer)
+    return converted(Settings, merged)
 
 
 def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,11 +25,11 @@ FILE_BYTES_MAX = 1 << 20
 class Contents(Generic[T]):
     """What is known of one file's contents. Pure."""
 
-    def __init__(self, parse: Callable[[bytes], T], first: bytes | None = None) -> None:
-        """`parse` raises ConfigError where the bytes are no good. `first`: taken in already."""
+    def __init__(self, parse: Callable[[bytes], T]) -> None:
+        """`parse` raises ConfigError where the bytes are no good."""
         self._parse = parse
         self._last: bytes | None = None
-        self._taken = first
+        self._taken: bytes | None = None
         self._refused: bytes | None = None
         self.problem = ""
         """Why what is there now does not count; empty: it does."""

@@ -36,7 +36,7 @@ IDLE_S = 1.0
 """A look at every class at least this often: a lost bell costs no more."""
 REAP_S = 0.5
 OTHERS_S = 1.0
-"""While others run jobs of this model, what runs is read again this often."""
+"""While others run jobs of this model, or none can be popped, Redis is asked this often."""
 DRAIN_S_MIN = 5.0
 """The rate at which jobs end is told as if of no less time."""
 POP_MAX = 64
@@ -52,9 +52,7 @@ class ModelLoop:
         self.model = model
         self.backends = backends
         self._parts = parts
-        self._settings = settings
-        self._pricing = pricing(settings)
-        self._facts = Facts(settings, backends)
+        self.configure(settings)
         self.queue = Queue(parts.broker, model, settings.class_policy)
         s = parts.settings
         self._leadership = Leadership(self.queue, parts.owner, s, parts.known, self._led)
@@ -68,8 +66,6 @@ class ModelLoop:
         """Bells of enqueued jobs: one that rings while Redis counts may be of a job not counted."""
         self._look = True
         """Whether a class may have jobs that `_waiting` does not count."""
-        self._turns: Round | None = None
-        """Used again until something changes for those who wait."""
         self._reconcile = True
         self._census = Census(self.queue, parts.owner, parts.runs, parts.settings)
         self._wake = asyncio.Event()
@@ -77,6 +73,14 @@ class ModelLoop:
         """Whether jobs may be on their way to one of the backends."""
         self._relays: set[asyncio.Task[None]] = set()
         self.drain = Rate(least_s=DRAIN_S_MIN)
+
+    def configure(self, settings: ModelSettings) -> None:
+        """Go by these settings from the next job on; the class policy stays as it was."""
+        self._settings = settings
+        self._pricing = pricing(settings)
+        self._facts = Facts(settings, self.backends)
+        self._turns: Round | None = None
+        """Used again until something changes for those who wait."""
 
     def wake(self) -> None:
         """A reason to look: a place is free, a job came, facts changed."""
@@ -277,12 +281,13 @@ class ModelLoop:
                 continue
             try:
                 await self._reaper.round(self.election.term)
-                if self._census.others and loop.time() - looked >= OTHERS_S:
+                asks = self._look or self._census.others
+                if asks and loop.time() - looked >= OTHERS_S:
                     looked = loop.time()
                     await self._learn(give_back=False)
             except BrokerError as e:
                 log.debug("%s: reaping: %s", self.model, e)
-            self._facts.measure(loop.time(), self.model, self._parts.metrics)
+            self._facts.measure(loop.time(), self.model, self._parts.metrics, self._waiting)
 
     async def _learn(self, *, give_back: bool) -> None:
         """Read what waits and what runs (strays only between pops, whose jobs are not known here

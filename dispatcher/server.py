@@ -29,6 +29,7 @@ from common.wire import (
 )
 from dispatcher.closing import Closing
 from dispatcher.engine import EngineClient, open_transport
+from dispatcher.known import remember
 from dispatcher.loop import ModelLoop
 from dispatcher.parts import Parts
 from dispatcher.pool import Pool
@@ -46,10 +47,8 @@ FORGET_MS = 60_000
 """Its announcement is removed after this."""
 KNOWN_S = 3.0
 """A model announced for so long was there before us: its missing leader hash means a loss."""
-REMEMBER_S = 60.0
+REMEMBER_S = 10.0
 """The models that have backends are noted in `fl:known` this often."""
-FORGOTTEN_MS = 86_400_000
-"""A model that no dispatcher had a backend for since then is known no more."""
 MODELS_MAX = 256
 """Most models one process serves, discovered ones included."""
 
@@ -111,6 +110,7 @@ class Dispatcher:
                 group.create_task(self._announce())
                 for name in self._settings.models:
                     self._loop_of(name)
+                group.create_task(self._remember())
                 group.create_task(self._pool.run())
                 group.create_task(self._sources.run())
         finally:
@@ -143,6 +143,27 @@ class Dispatcher:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def configure(self, settings: Settings) -> None:
+        """Use the models and backends of another configuration: see common/reload.py."""
+        self._settings = settings
+        for name in settings.models:
+            self._loop_of(name)
+        for name, loop in self._loops.items():
+            loop.configure(self._model(name))
+        self._sources.configure(settings)
+
+    async def _remember(self) -> None:
+        while True:
+            served = [name for name, loop in self._loops.items() if loop.backends]
+            try:
+                known = await remember(self._broker, served)
+            except BrokerError as e:
+                log.debug("remembering models: %s", e)
+                known = []
+            for name in known:
+                self._loop_of(name)
+            await asyncio.sleep(REMEMBER_S if known else ANNOUNCE_S)
 
     def _loop_of(self, name: str) -> ModelLoop | None:
         """The loop of a model, begun where there is none; None: there are as many as may be."""

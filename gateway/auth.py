@@ -49,6 +49,10 @@ class Keys:
     """The API keys, by the SHA-256 of their secrets: a secret itself is never kept or compared."""
 
     def __init__(self, keys: Sequence[KeySettings]) -> None:
+        self.configure(keys)
+
+    def configure(self, keys: Sequence[KeySettings]) -> None:
+        """Let these be the keys from now on."""
         self._by_digest = {
             k.digest(): Principal(
                 k.user, k.weight, tuple(k.classes), frozenset(k.models), k.comments, people(k),

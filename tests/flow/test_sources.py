@@ -8,8 +8,9 @@ import pytest
 from common import keys, placed
 from common.broker import Broker
 from common.outcomes import Outcome
-from common.settings import BackendSettings
+from common.settings import BackendSettings, Settings
 from common.wire import ServedBackend, decode_announcement
+from dispatcher.known import remember
 from dispatcher.loop import ModelLoop
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
@@ -31,7 +32,7 @@ def broker(w: World) -> Broker:
 
 
 def at(url: str, *models: str) -> BackendSettings:
-    return BackendSettings(url=url, models=list(models))
+    return BackendSettings(url=url, models=models)
 
 
 def loops(w: World, model: str = "m1") -> list[ModelLoop]:
@@ -40,7 +41,8 @@ def loops(w: World, model: str = "m1") -> list[ModelLoop]:
 
 def urls(w: World, model: str = "m1") -> list[set[str]]:
     """The backends that each dispatcher has for the model."""
-    return [{b.url for b in loop.backends} for loop in loops(w, model)]
+    every = (d._loops.get(model) for _, d in w.dispatchers)
+    return [{b.url for b in loop.backends} if loop else set() for loop in every]
 
 
 async def has(w: World, *backends: str, model: str = "m1") -> None:
@@ -277,3 +279,70 @@ async def test_a_dispatcher_that_starts_knows_what_was_changed(
         await w.answers()
         assert whole([asked])
         assert asyncio.get_running_loop().time() < 60
+
+
+def demand(w: World, name: str) -> tuple[float | None, float | None]:
+    """What an autoscaler is told by a dispatcher: batch jobs waiting, and slots wanted."""
+    value = w.registries[name].get_sample_value
+    return (
+        value("fairlane_queue_depth", {"model": "m1", "class": "batch"}),
+        value("fairlane_wanted_slots", {"model": "m1"}),
+    )
+
+
+async def test_jobs_wait_for_the_first_backend_and_tell_how_many_slots_they_want(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that is left of a model is its name in Redis."""
+    limits = {"class": {"batch": {"inflight_max": 3}}}
+    async with world(monkeypatch, {"e1": ENGINE}, dispatchers=2, model=limits) as w:
+        w.engines.clear()
+        w.settings.models["m2"] = w.settings.models["m1"]
+        late = await w.ask("a", wait_ms=20_000)
+        jobs = [await w.ask("a", cls="batch") for _ in range(5)]
+        await pass_time(10)
+        assert late.end is None
+        led = [n for n, (_, d) in enumerate(w.dispatchers) if d._loops["m1"].election.leads]
+        (leader,) = led
+        assert demand(w, f"d{leader}") == (5, 4), "batch may have three at once"
+        assert demand(w, f"d{1 - leader}") == (None, None), "others tell nothing"
+        await w.answers(late)
+        assert late.outcome is Outcome.DEADLINE
+        await pass_time(1)
+        assert demand(w, f"d{leader}") == (5, 3)
+        await w.dispatchers[leader][1].stop()
+        await wait_until(lambda: demand(w, f"d{1 - leader}") == (5, 3), timeout=10)
+        assert demand(w, f"d{leader}") == (None, None)
+        w.engines["e1"] = EngineTransport(ENGINE)
+        await w.answers()
+        assert whole(jobs)
+        await pass_time(2)
+        assert demand(w, f"d{1 - leader}") == (0, 0)
+
+
+async def test_a_model_that_had_a_backend_once_is_led_though_none_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also by a dispatcher that starts afterwards, as long as its name is kept."""
+    monkeypatch.setattr("dispatcher.known.FORGOTTEN_MS", 30_000)
+    lists = EngineSettings(model="m2", max_num_seqs=4, step_ms=100, seed=1)
+    async with world(monkeypatch, {"e2": lists}, model={"backends": []}) as w:
+        w.settings.models["m2"] = w.settings.models["m1"]
+        await placed.add(broker(w), at(E2))
+        await has(w, E2, model="m2")
+        await pass_time(12)
+        await placed.remove(broker(w), E2)
+        process, _ = w.dispatchers.pop()
+        await process.kill()
+        settings, w.settings = w.settings, Settings()
+        again = await w.add_dispatcher("d9")
+        w.settings = settings
+        await wait_until(lambda: "m2" in again._loops, timeout=3, what="it is known")
+        asked = await w.ask("a", model="m2")
+        await pass_time(5)
+        await placed.add(broker(w), at(E2))
+        await w.answers()
+        assert whole([asked])
+        await placed.remove(broker(w), E2)
+        await pass_time(45)
+        assert await remember(broker(w), []) == []
