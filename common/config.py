@@ -6,31 +6,80 @@ This is the only file that reads the environment.
 """
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from common.errors import ConfigError
 from common.keys import CLASSES
-from common.settings import DispatcherSettings, GatewaySettings, RedisSettings, Settings
+from common.settings import (
+    BackendSettings,
+    DispatcherSettings,
+    GatewaySettings,
+    RedisSettings,
+    Settings,
+)
 from common.store_settings import StoreSettings
 
 ENV_PREFIX = "FAIRLANE_"
+T = TypeVar("T")
 
 
 def read_file(path: Path) -> dict[str, Any]:
     """A TOML file as plain data. Raises ConfigError with the path and what is wrong."""
     try:
-        with path.open("rb") as f:
-            return tomllib.load(f)
+        data = path.read_bytes()
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    return parse_toml(data, path)
+
+
+def parse_toml(data: bytes, path: Path) -> dict[str, Any]:
+    """The bytes of a TOML file as plain data. Raises ConfigError with the path."""
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ConfigError(f"{path}: {e}") from None
+
+
+class _Backends(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    backends: list[BackendSettings]
+
+
+def parse_backends(data: bytes, path: Path) -> list[BackendSettings]:
+    """A file of backends: `[[backends]]` in TOML; in JSON (`.json`) the same, or the list alone.
+
+    Raises ConfigError with the path, the place, and for an unknown name the nearest known.
+    """
+    if path.suffix.lower() == ".json":
+        try:
+            read = json.loads(data)
+        except (ValueError, RecursionError) as e:
+            raise ConfigError(f"{path}: {e}") from None
+    else:
+        read = parse_toml(data, path)
+    try:
+        found: _Backends = converted(_Backends, {"backends": read} if type(read) is list else read)
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from None
+    return found.backends
+
+
+def converted(struct: type[T], data: Any) -> T:
+    """Plain data as a struct of settings. Raises ConfigError, whose text names the place and, for
+    an unknown name, the nearest known."""
+    _refuse_unknown(struct, data, "")
+    try:
+        return msgspec.convert(data, struct, strict=False)
+    except msgspec.ValidationError as e:
+        raise ConfigError(_place(str(e))) from None
+    except ValueError as e:
+        raise ConfigError(str(e)) from None
 
 
 def read_environment(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -51,21 +100,19 @@ def load(
     path: Path | None = None,
     options: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    data: bytes | None = None,
 ) -> Settings:
-    """The settings of a process. `options` are nested like the file and win over all.
+    """The settings of a process. `options` are nested like the file and win over all. `data`: what
+    the file holds, read already.
 
     Raises ConfigError, whose text names the place and, for an unknown name, the nearest known.
     """
-    data: dict[str, Any] = {} if path is None else read_file(path)
+    merged: dict[str, Any] = {}
+    if path is not None:
+        merged = read_file(path) if data is None else parse_toml(data, path)
     for layer in (read_environment(environment), options or {}):
-        data = _merged(data, layer)
-    _refuse_unknown(Settings, data, "")
-    try:
-        return msgspec.convert(data, Settings, strict=False)
-    except msgspec.ValidationError as e:
-        raise ConfigError(_place(str(e))) from None
-    except ValueError as e:
-        raise ConfigError(str(e)) from None
+        merged = _merged(merged, layer)
+    return converted(Settings, merged)
 
 
 def state_folder(environment: Mapping[str, str] | None = None) -> Path:

@@ -73,6 +73,8 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Classes it may use; the first is its default."""
     models: list[Name] = []
     """Models it may use; empty: all."""
+    role: Literal["user", "admin"] = "user"
+    """`admin` may use `/admin` besides."""
     comments: bool = True
     """Whether waiting streams get comment lines (they commit the status 200)."""
     user_from: Annotated[list[str], msgspec.Meta(max_length=8)] = []

@@ -28,6 +28,12 @@ GATEWAYS = "fl:gateways"
 """zset, permanent: gateway replica -> time of its last heartbeat in ms of the Redis clock."""
 MODELS = "fl:models"
 """hash, permanent: dispatcher -> wire.Announcement, what it serves."""
+BACKENDS = "fl:backends"
+"""hash, permanent: what was changed by HTTP. `add <url>` -> wire.Placed of a backend added,
+`drain <url>` -> wire.Placed without one; `kept` once anything was: common/placed.py."""
+KNOWN = "fl:known"
+"""hash, permanent: model -> ms of the Redis clock when a dispatcher last had a backend for it, so
+that its jobs are waited for after a restart; forgotten after a day, at most 256."""
 
 _SAFE = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]*\Z")
 _NAME_BYTES_MAX = 64
@@ -165,5 +171,6 @@ class ModelKeys:
 
         Idle users' counters count among them: `reap` drops each once V has passed it.
         """
-        fixed = (GATEWAYS, MODELS, self.arrival, self.groups, self.ewma, self.leader)
+        shared = (GATEWAYS, MODELS, BACKENDS, KNOWN)
+        fixed = (*shared, self.arrival, self.groups, self.ewma, self.leader)
         return key in fixed or key.startswith((self.counter_prefix, self.vtime_prefix))

@@ -6,6 +6,7 @@ import contextlib
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from common.keys import CLASSES
 from common.outcomes import Outcome
 from common.wire import Usage
 
@@ -19,10 +20,7 @@ class DispatcherMetrics:
         r = registry
         model, by_class = ("model",), ("model", "class")
         backend = ("model", "backend")
-        self._leader = Gauge("fairlane_leader", "1 while leading the model", model, registry=r)
-        self._waiting = Gauge(
-            "fairlane_queue_depth", "Jobs waiting, as the leader knows", by_class, registry=r
-        )
+        self._demand(r)
         self._running = Gauge("fairlane_running", "Jobs run here", registry=r)
         self._inflight = Gauge(
             "fairlane_backend_inflight", "Jobs in flight there", backend, registry=r
@@ -65,9 +63,34 @@ class DispatcherMetrics:
             buckets=SECONDS, registry=r,
         )  # fmt: skip
 
+    def _demand(self, r: CollectorRegistry) -> None:
+        """Gauges of what is asked for, and of whether it can be had."""
+        self._leader = Gauge("fairlane_leader", "1 while leading the model", ("model",), registry=r)
+        self._waiting = Gauge(
+            "fairlane_queue_depth", "Jobs waiting, as the leader knows", ("model", "class"),
+            registry=r,
+        )  # fmt: skip
+        self._wanted = Gauge(
+            "fairlane_wanted_slots", "Jobs that wait or run, as far as their classes' limits let "
+            "them run at once, as the leader knows", ("model",), registry=r,
+        )  # fmt: skip
+        self._sources = Gauge(
+            "fairlane_source_good", "1 while what this source of backends says can be used",
+            ("source",), registry=r,
+        )  # fmt: skip
+
     def leads(self, model: str, leads: bool) -> None:
-        """Whether this process may pop the model's jobs."""
+        """Whether this process may pop the model's jobs; else it tells nothing of its queue."""
         self._leader.labels(model).set(int(leads))
+        if not leads:
+            told = [(self._waiting, (model, c)) for c in CLASSES] + [(self._wanted, (model,))]
+            for gauge, labels in told:
+                with contextlib.suppress(KeyError):  # nothing was told before either
+                    gauge.remove(*labels)
+
+    def wanted(self, model: str, slots: int) -> None:
+        """How many slots the model's jobs would take at once."""
+        self._wanted.labels(model).set(slots)
 
     def waiting(self, model: str, cls: str, jobs: int) -> None:
         """Jobs of a class that wait."""
@@ -85,6 +108,17 @@ class DispatcherMetrics:
         self._unstarted.labels(model, url).set(unstarted)
         _tell(self._foreign, (model, url), foreign)
         self._metrics_up.labels(model, url).set(int(fresh))
+
+    def forget_backend(self, model: str, url: str) -> None:
+        """It is gone."""
+        gauges = (self._inflight, self._unstarted, self._foreign, self._metrics_up, self._tpot)
+        for gauge in gauges:
+            with contextlib.suppress(KeyError):  # it was never measured
+                gauge.remove(model, url)
+
+    def source(self, source: str, good: bool) -> None:
+        """Whether what a source of backends said last could be used."""
+        self._sources.labels(source).set(int(good))
 
     def tpot(self, model: str, url: str, seconds: float | None) -> None:
         """A backend's time per output token; None: not known."""

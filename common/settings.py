@@ -32,6 +32,15 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """The engine's slots, where known."""
     api_key: str | None = None
     """Sent to the engine as a bearer token."""
+    models: Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)] = ()
+    """The models it serves, whether it lists them or not; empty: those of its `/v1/models`."""
+    resolve: bool = False
+    """Whether its host is a name with several addresses: each is a backend of its own."""
+
+    @property
+    def address(self) -> str:
+        """What tells one backend from another: scheme, host and port."""
+        return self.url.rstrip("/")
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -39,6 +48,8 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         rest = self.url.split("://", 1)[1].rstrip("/")
         if not _is_address(self.url) or any(c in rest for c in "/?# \t\r\n@"):
             raise ValueError(f"a backend's url is scheme, host and port alone, not {self.url!r}")
+        if len(self.url) > 1_024:
+            raise ValueError("a backend's url has at most 1024 characters")
 
 
 def _is_address(url: str) -> bool:
@@ -146,6 +157,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError('fairness = "price" needs `price`')
         if self.slots is not None and (self.reserved_slots or 0) >= self.slots:
             raise ValueError("`reserved_slots` is below `slots`")
+        if any(backend.models for backend in self.backends):
+            raise ValueError("a backend's `models` is for [[backends]]: here the model is named")
 
     def of_class(self, cls: str) -> ClassSettings:
         """The settings of a class; nothing set where it is not named."""
@@ -185,6 +198,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Most bytes waiting of all people that divide one key's share."""
     model_jobs_max: Count = 20_000
     model_bytes_max: Bytes = 1 << 30
+    wait_for_backend: bool = True
+    """Whether requests for a model none of whose backends answers wait for one, as long as their
+    class may wait; else they are refused with 503 at once."""
     wait_interactive_s: Seconds = 110.0
     wait_standard_s: Seconds = 600.0
     wait_batch_s: Seconds = 86_400.0
@@ -225,6 +241,11 @@ class DispatcherSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """A stream may be silent so long between chunks."""
     kv_max: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.92
     """No admission above this share of KV memory."""
+    resolve_s: Seconds = 10.0
+    """Names of backends with `resolve` are looked up this often."""
+    remove_s: Seconds = 300.0
+    """A backend that was removed may go on with what it runs; jobs of which nothing has come after
+    this long go back to the queue."""
     tries_max: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
     running_max: Count = 4_096
     """Most jobs one dispatcher runs at once."""
@@ -248,7 +269,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     keys: list[KeySettings] = []
     models: dict[Name, ModelSettings] = {}
     backends: list[BackendSettings] = []
-    """Backends whose models are read from their `/v1/models`."""
+    """Backends whose models are read from their `/v1/models`, unless they are named."""
+    backends_file: str | None = None
+    """A TOML or JSON file of more `backends`, read again whenever it changes."""
 
     def __post_init__(self) -> None:
         seen: dict[str, str] = {}

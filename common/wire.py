@@ -12,6 +12,7 @@ import msgspec
 
 from common.errors import WireError
 from common.outcomes import Outcome
+from common.settings import BackendSettings
 
 VERSION = 1
 """Raised with every change that an older process could misread."""
@@ -155,6 +156,23 @@ class ServedModel(msgspec.Struct, frozen=True, array_like=True):
     """Jobs ended a second, over the last minute or since the first of them; 0 when unknown."""
 
 
+class ServedBackend(msgspec.Struct, frozen=True, array_like=True):
+    """One backend as a dispatcher uses it."""
+
+    url: str
+    name: str
+    """The url as its source has it: of an address that was looked up, that of its name."""
+    source: str
+    """Where it comes from: `config`, `file` or `admin`."""
+    state: str
+    """`active`, `draining`, or `leaving`: removed, with jobs that still run."""
+    models: list[str]
+    reachable: bool
+    """Whether it takes connections, as far as is known."""
+    running: int
+    """Jobs that this dispatcher runs there."""
+
+
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
     """A dispatcher's field in `fl:models`, renewed every second."""
 
@@ -162,6 +180,16 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     at_ms: int
     """When, by the Redis clock."""
     models: list[ServedModel]
+    backends: list[ServedBackend] = []
+
+
+class Placed(msgspec.Struct, frozen=True, array_like=True):
+    """A field of `fl:backends`: a backend that was added by HTTP, or (None) that one is drained."""
+
+    version: int
+    at_ms: int
+    """When, by the Redis clock."""
+    backend: BackendSettings | None = None
 
 
 T = TypeVar("T")
@@ -171,6 +199,7 @@ _batch = msgspec.msgpack.Decoder(Batch)
 _controls = msgspec.msgpack.Decoder(Controls)
 _meta = msgspec.msgpack.Decoder(JobMeta)
 _announcement = msgspec.msgpack.Decoder(Announcement)
+_placed = msgspec.msgpack.Decoder(Placed)
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -199,6 +228,11 @@ def encode_announcement(announcement: Announcement) -> bytes:
     return _encoder.encode(announcement)
 
 
+def encode_placed(placed: Placed) -> bytes:
+    """A field of `fl:backends`."""
+    return _encoder.encode(placed)
+
+
 def decode_batch(data: bytes) -> Batch:
     """Raises WireError where the bytes are no batch of this version."""
     return _checked(_batch, data)
@@ -217,6 +251,11 @@ def decode_meta(data: bytes) -> JobMeta:
 def decode_announcement(data: bytes) -> Announcement:
     """Raises WireError where the bytes are no announcement of this version."""
     return _checked(_announcement, data)
+
+
+def decode_placed(data: bytes) -> Placed:
+    """Raises WireError where the bytes are no backend of this version."""
+    return _checked(_placed, data)
 
 
 def _checked(decoder: "msgspec.msgpack.Decoder[T]", data: bytes) -> T:

@@ -95,7 +95,7 @@ class BackendLoad:
         self._inflight: Counter[str] = Counter()
         self._unstarted: Counter[str] = Counter()
         self._completed = Rate(COMPLETED_S)
-        self._peak = Peak(PEAK_S)
+        self.peak = Peak(PEAK_S)
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_MAX)
         self._foreign = 0
         self._polled_at = -math.inf
@@ -162,7 +162,7 @@ class BackendLoad:
         self.failures = 0
         self._polled_at = now
         self._fresh_until = now + FRESH_PERIODS * period
-        self._foreign = max(0, (facts.waiting or 0) - self._peak.peak(now))
+        self._foreign = max(0, (facts.waiting or 0) - self.peak.all(now))
         self._infer(now, facts, now if asked_at is None else asked_at)
         self.slots.polled(now, facts, len(self._runs) - self._unstarted.total())
         if facts.kv is None or facts.kv < self._kv_max:
@@ -296,4 +296,4 @@ class BackendLoad:
             self._note(now)
 
     def _note(self, now: float) -> None:
-        self._peak.set(now, self._unstarted.total())
+        self.peak.set(now, self._unstarted.total())

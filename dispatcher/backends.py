@@ -10,26 +10,20 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
-import aiohttp
 import httpx
 
-from common.errors import FairlaneError
 from common.settings import BackendSettings
 from dispatcher.admission import HEADROOM, BackendLoad, Room
 from dispatcher.breaker import Breaker
-from dispatcher.engine import url_of
 from dispatcher.engines.facts import NOTHING, EngineFacts
 from dispatcher.engines.kinds import ADAPTERS
 from dispatcher.engines.models import read_models
 from dispatcher.engines.reading import Reading
+from dispatcher.pages import Unreadable, read_page
 from dispatcher.why import Why
 
 log = logging.getLogger("fairlane.backends")
 
-POLL_TIMEOUT_S = 2.0
-CONNECT_S = 1.0
-"""Shorter than the whole, so that a host that does not answer is known from a page that hangs."""
-PAGE_BYTES_MAX = 2 << 20
 MODELS_S = 10.0
 """How often served models are read; each MODELS_RETRY_S until known, or where no metrics are."""
 MODELS_RETRY_S = 1.0
@@ -42,14 +36,6 @@ WARN_S = 60.0
 """At most one warning of each kind a backend in this time."""
 
 
-class _Unreadable(FairlaneError):
-    """A page could not be read; its text says why. `refused`: there was no connection."""
-
-    def __init__(self, why: str, *, refused: bool = False) -> None:
-        super().__init__(why)
-        self.refused = refused
-
-
 class Backend:
     """One engine server as this dispatcher sees it.
 
@@ -57,10 +43,19 @@ class Backend:
     """
 
     def __init__(
-        self, settings: BackendSettings, *, model: str | None = None, kv_max: float = 0.92
+        self,
+        settings: BackendSettings,
+        *,
+        model: str | None = None,
+        kv_max: float = 0.92,
+        host: str | None = None,
     ) -> None:
         self.settings = settings
-        self.url = settings.url.rstrip("/")
+        self.url = settings.address
+        self.host = host
+        """The name and port whose address `url` has, told to the engine instead; None: `url`'s."""
+        self.drained = False
+        """Whether it gets no more jobs, because its source or an operator says so."""
         self.model = model
         self.load = BackendLoad(max_num_seqs=settings.max_num_seqs, kv_max=kv_max)
         self.breaker = Breaker()
@@ -79,6 +74,8 @@ class Backend:
         headroom: float = HEADROOM, tpot_s: float | None = None,
     ) -> Room:  # fmt: skip
         """How many jobs of a class may be sent now, breaker and load considered."""
+        if self.drained:
+            return Room(0, "drained", Why.DRAINED)
         room = self.load.room(
             now, cls, limit, floor=floor, slots=slots, headroom=headroom, tpot_s=tpot_s
         )
@@ -91,9 +88,20 @@ class Backend:
         text = f"refused, next try in {wait:.1f} s" if wait else "refused, on trial"
         return Room(0, text, Why.REFUSED)
 
+    def reconfigure(self, settings: BackendSettings) -> bool:
+        """Its source says other things of the same address; whether it is another kind of engine,
+        for which polling has to begin anew."""
+        other = settings.engine != self.settings.engine
+        if other:
+            self.reading = Reading(settings.engine)
+        self.settings = settings
+        self.load.slots.configured = settings.max_num_seqs
+        return other
+
     def usable(self, now: float) -> bool:
         """Whether its slots count: not while it refuses jobs or cannot be reached."""
-        return self.reachable is not False and self.breaker.state(now) == "closed"
+        away = self.drained or self.reachable is False
+        return not away and self.breaker.state(now) == "closed"
 
     def sent(self, now: float, job: str, cls: str, *, streams: bool) -> None:
         """This dispatcher sends a job there."""
@@ -164,11 +172,26 @@ class Poller:
         self._warned: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Poll both until cancelled."""
         async with asyncio.TaskGroup() as group:
             for backend in self._backends:
                 if backend.reading.path is not None:
                     group.create_task(self._poll_metrics(backend))
+                group.create_task(self._poll_models(backend))
+
+    async def run_load(self) -> None:
+        """Read what load there is, or whether an engine without metrics is there, until
+        cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for backend in self._backends:
+                metrics = backend.reading.path is not None
+                poll = self._poll_metrics if metrics else self._poll_models
+                group.create_task(poll(backend))
+
+    async def run_models(self) -> None:
+        """Read which models there are, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for backend in self._backends:
                 group.create_task(self._poll_models(backend))
 
     async def _poll_metrics(self, backend: Backend) -> None:
@@ -177,7 +200,7 @@ class Poller:
             asked_at = now()
             try:
                 facts = await self._facts(backend)
-            except _Unreadable as e:
+            except Unreadable as e:
                 self._failed(backend, e)
             else:
                 self._read(backend, facts, asked_at)
@@ -201,14 +224,14 @@ class Poller:
         reading = backend.reading
         try:
             page = await self._get(backend, reading.path or "/metrics")
-        except _Unreadable as e:
+        except Unreadable as e:
             if not e.refused:
                 reading.missed()
             raise
         facts = reading.read(page, backend.model)
         if facts == NOTHING:
             what = reading.kind if reading.kind in ADAPTERS else "known engine"
-            raise _Unreadable(f"nothing of a {what} in {len(page)} bytes")
+            raise Unreadable(f"nothing of a {what} in {len(page)} bytes")
         return facts
 
     def _read(self, backend: Backend, facts: EngineFacts, asked_at: float) -> None:
@@ -222,7 +245,7 @@ class Poller:
         if before != (load.facts, True, load.counts(now), True):
             self._changed(backend)
 
-    def _failed(self, backend: Backend, why: _Unreadable) -> None:
+    def _failed(self, backend: Backend, why: Unreadable) -> None:
         now = asyncio.get_running_loop().time()
         before = (backend.reachable, backend.metrics_up)
         backend.load.poll_failed(now)
@@ -239,9 +262,9 @@ class Poller:
             try:
                 names = read_models(await self._get(backend, "/v1/models"))
                 if names is None:
-                    raise _Unreadable("not a list of models")
+                    raise Unreadable("not a list of models")
                 backend.models = names
-            except _Unreadable as e:
+            except Unreadable as e:
                 refused = e.refused
                 self._warn(backend, "models", e)
             alone = backend.reading.path is None
@@ -253,48 +276,15 @@ class Poller:
             await asyncio.sleep(self._jittered(MODELS_RETRY_S if often else MODELS_S))
 
     async def _get(self, backend: Backend, path: str) -> bytes:
-        """A page of at most PAGE_BYTES_MAX within POLL_TIMEOUT_S. Raises _Unreadable."""
-        headers = {"accept-encoding": "identity", "user-agent": "fairlane"}
-        if backend.settings.api_key is not None:
-            headers["authorization"] = f"Bearer {backend.settings.api_key}"
-        try:
-            url, more = url_of(backend.url, path), {"timeout": {"connect": CONNECT_S}}
-            request = httpx.Request("GET", url, headers=headers, extensions=more)
-            async with asyncio.timeout(POLL_TIMEOUT_S):
-                return await self._fetch(request)
-        except TimeoutError:
-            raise _Unreadable(f"no whole answer within {POLL_TIMEOUT_S:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as e:
-            raise _Unreadable(f"{type(e).__name__}: {e}", refused=_refused(e)) from None
-
-    async def _fetch(self, request: httpx.Request) -> bytes:
-        response = await self._transport.handle_async_request(request)
-        try:
-            if response.status_code != 200:
-                raise _Unreadable(f"status {response.status_code}")
-            parts, size = [], 0
-            async for part in response.aiter_bytes():
-                parts.append(part)
-                size += len(part)
-                if size > PAGE_BYTES_MAX:
-                    raise _Unreadable(f"more than {PAGE_BYTES_MAX} bytes")
-            return b"".join(parts)
-        finally:
-            await response.aclose()
+        return await read_page(self._transport, backend.settings, backend.host, path)
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self._rng.uniform(1 - JITTER, 1 + JITTER)
 
-    def _warn(self, backend: Backend, what: str, why: _Unreadable) -> None:
+    def _warn(self, backend: Backend, what: str, why: Unreadable) -> None:
         now = asyncio.get_running_loop().time()
         last = self._warned.get((backend.url, what))
         if last is None or now - last >= WARN_S:
             self._warned[backend.url, what] = now
             text = "it takes no connection" if why.refused else str(why)
             log.warning("backend %s: %s unknown: %s", backend.url, what, text)
-
-
-def _refused(error: Exception) -> bool:
-    """Whether there was no connection; aiohttp's transport calls a broken one a time-out too."""
-    broken = isinstance(error.__cause__, aiohttp.ServerDisconnectedError)
-    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and not broken

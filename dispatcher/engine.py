@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
@@ -175,9 +177,11 @@ class EngineClient:
 
     async def send(
         self, url: str, path: str, body: bytes, *, stream: bool, api_key: str | None, job: str,
-        priority: int | None = None,
+        priority: int | None = None, host: str | None = None,
     ) -> Answer:  # fmt: skip
         """POST a body. Returns at the response's head; raises Refused or Broken.
+
+        `host`: the name and port to ask for, where `url` has one of its addresses.
 
         `priority`: for engines that order their own queue by it (vLLM takes it from a header on
         all paths, and that one over the body's).
@@ -194,10 +198,11 @@ class EngineClient:
             headers["authorization"] = f"Bearer {api_key}"
         if priority is not None:
             headers["x-vllm-priority"] = str(priority)
+        extensions: dict[str, Any] = {"timeout": {"connect": CONNECT_S}}
+        name_host(host, headers, extensions)
         request = httpx.Request(
-            "POST", url_of(url, path), headers=headers,
+            "POST", url_of(url, path), headers=headers, extensions=extensions,
             content=body if len(body) <= PIECE_BYTES else _Pieces(body),
-            extensions={"timeout": {"connect": CONNECT_S}},
         )  # fmt: skip
         try:
             response = await self._transport.handle_async_request(request)
@@ -212,6 +217,13 @@ class EngineClient:
     async def close(self) -> None:
         """Close all connections."""
         await self._transport.aclose()
+
+
+def name_host(host: str | None, headers: dict[str, str], extensions: dict[str, Any]) -> None:
+    """Let a request to an address be one to the name and port in `host`, for TLS too."""
+    if host is not None:
+        headers["host"] = host
+        extensions["sni_hostname"] = urlsplit(f"//{host}").hostname
 
 
 def _closed(error: Exception) -> bool:

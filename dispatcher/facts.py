@@ -12,6 +12,16 @@ from dispatcher.slots import Ceiling, ModelSlots
 from dispatcher.turns import Rules, View
 
 
+def wanted(
+    waiting: Mapping[str, int], inflight: Mapping[str, int], rules: Mapping[str, Rules]
+) -> int:
+    """Slots that the jobs which wait or run would take at once: over the classes, the sum of
+    min(in flight + waiting, `inflight_max`)."""
+    most = {c: rules[c].inflight_max for c in CLASSES}
+    jobs = {c: inflight[c] + waiting[c] for c in CLASSES}
+    return sum(n if (m := most[c]) is None else min(n, m) for c, n in jobs.items())
+
+
 class Facts:
     """Of one model. `backends` may grow while it is used."""
 
@@ -49,7 +59,7 @@ class Facts:
                 places[b.url] = Place(free.n, b.load.counts(now).inflight, free.why)
             return places
 
-        inflight = {c: sum(b.load.inflight(c) for b in self._backends) for c in CLASSES}
+        inflight = self._inflight()
         taken = sum(b.load.counts(now).inflight for b in usable)
         return View(waiting, inflight, room, most, ceiling.busy_max, taken, due, look)
 
@@ -57,8 +67,11 @@ class Facts:
         """Jobs wait, and the reserved slots alone hold them back."""
         self._slots.bound(now)
 
-    def measure(self, now: float, model: str, metrics: DispatcherMetrics) -> None:
+    def measure(
+        self, now: float, model: str, metrics: DispatcherMetrics, waiting: Mapping[str, int]
+    ) -> None:
         """Export what is known."""
+        metrics.wanted(model, wanted(waiting, self._inflight(), self.rules))
         for b in self._backends:
             counts, facts, fresh = b.load.counts(now), b.load.facts, b.load.fresh(now)
             told = fresh and facts is not None and facts.waiting is not None
@@ -69,6 +82,9 @@ class Facts:
             metrics.tpot(model, b.url, b.load.tpot.mean(now))
         ceiling = self._ceiling(now)
         metrics.slots(model, ceiling.slots or 0, ceiling.reserved)
+
+    def _inflight(self) -> dict[str, int]:
+        return {c: sum(b.load.inflight(c) for b in self._backends) for c in CLASSES}
 
     def _usable(self, now: float) -> list[Backend]:
         return [b for b in self._backends if b.usable(now)]

@@ -36,7 +36,7 @@ IDLE_S = 1.0
 """A look at every class at least this often: a lost bell costs no more."""
 REAP_S = 0.5
 OTHERS_S = 1.0
-"""While others run jobs of this model, what runs is read again this often."""
+"""While others run jobs of this model, or none can be popped, Redis is asked this often."""
 DRAIN_S_MIN = 5.0
 """The rate at which jobs end is told as if of no less time."""
 POP_MAX = 64
@@ -52,15 +52,13 @@ class ModelLoop:
         self.model = model
         self.backends = backends
         self._parts = parts
-        self._settings = settings
-        self._pricing = pricing(settings)
-        self._facts = Facts(settings, backends)
+        self.configure(settings)
         self.queue = Queue(parts.broker, model, settings.class_policy)
         s = parts.settings
         self._leadership = Leadership(self.queue, parts.owner, s, parts.known, self._led)
         self.election = self._leadership.election
         self._reaper = Reaper(parts.broker, self.queue, parts.owner, s)
-        self._router = Router()
+        self.router = Router()
         self._waiting = dict.fromkeys(CLASSES, 0)
         self._due: tuple[str, ...] = ()
         """Groups whose floor share is due."""
@@ -68,21 +66,29 @@ class ModelLoop:
         """Bells of enqueued jobs: one that rings while Redis counts may be of a job not counted."""
         self._look = True
         """Whether a class may have jobs that `_waiting` does not count."""
-        self._turns: Round | None = None
-        """Used again until something changes for those who wait."""
         self._reconcile = True
         self._census = Census(self.queue, parts.owner, parts.runs, parts.settings)
         self._wake = asyncio.Event()
+        self.popping = False
+        """Whether jobs may be on their way to one of the backends."""
         self._relays: set[asyncio.Task[None]] = set()
         self.drain = Rate(least_s=DRAIN_S_MIN)
+
+    def configure(self, settings: ModelSettings) -> None:
+        """Go by these settings from the next job on; the class policy stays as it was."""
+        self._settings = settings
+        self._pricing = pricing(settings)
+        self._facts = Facts(settings, self.backends)
+        self._turns: Round | None = None
+        """Used again until something changes for those who wait."""
 
     def wake(self) -> None:
         """A reason to look: a place is free, a job came, facts changed."""
         self._wake.set()
 
-    def look(self) -> None:
-        """Bells may have been missed: look at every class."""
-        self._look = True
+    def look(self, *, learn: bool = False) -> None:
+        """Bells may have been missed: look at every class, and with `learn` at what runs."""
+        self._look, self._reconcile = True, self._reconcile or learn
         self._wake.set()
 
     def busy(self) -> bool:
@@ -147,6 +153,7 @@ class ModelLoop:
             self._wake.clear()
             if not self._may_pop():
                 continue
+            self.popping = True
             try:
                 if self._reconcile:
                     await self._learn(give_back=True)
@@ -156,13 +163,14 @@ class ModelLoop:
                 self._reconcile = True
                 await asyncio.sleep(BUSY_S)
                 self._wake.set()
+            self.popping = False
 
     async def _round(self) -> None:
         """Pop turn after turn, until nothing that waits may run."""
         parts, now = self._parts, asyncio.get_running_loop().time
         if self._turns is None or self._look:
             groups = GROUPS[self.queue.keys.policy]
-            self._turns = Round(groups, self._facts.rules, self._router)
+            self._turns = Round(groups, self._facts.rules, self.router)
         turns = self._turns
         while True:
             look, self._look = self._look, False
@@ -225,7 +233,7 @@ class ModelLoop:
                 meta = None
             streams = meta is not None and meta.stream
             backend.sent(now, lease.job, lease.cls, streams=streams)
-            self._router.sent(backend.url)
+            self.router.sent(backend.url)
             self._reaper.saw(lease.cls, lease.user)
             self._parts.metrics.popped(self.model, lease.cls, 1)
             relay = self._relay(lease, meta, backend, issued)
@@ -273,12 +281,13 @@ class ModelLoop:
                 continue
             try:
                 await self._reaper.round(self.election.term)
-                if self._census.others and loop.time() - looked >= OTHERS_S:
+                asks = self._look or self._census.others
+                if asks and loop.time() - looked >= OTHERS_S:
                     looked = loop.time()
                     await self._learn(give_back=False)
             except BrokerError as e:
                 log.debug("%s: reaping: %s", self.model, e)
-            self._facts.measure(loop.time(), self.model, self._parts.metrics)
+            self._facts.measure(loop.time(), self.model, self._parts.metrics, self._waiting)
 
     async def _learn(self, *, give_back: bool) -> None:
         """Read what waits and what runs (strays only between pops, whose jobs are not known here

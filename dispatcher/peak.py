@@ -1,6 +1,7 @@
 """The greatest value of a step function over a moving window. Time is an argument."""
 
 from collections import deque
+from collections.abc import Sequence
 
 
 class Peak:
@@ -12,6 +13,8 @@ class Peak:
     def __init__(self, width: float) -> None:
         self._width = width
         self._value = 0
+        self.beside: Sequence[Peak] = ()
+        """Of the other models that the same engine serves."""
         self._past: deque[tuple[float, int]] = deque()
         """(until, value), each value lower than the one before: only these can still matter."""
 
@@ -28,6 +31,10 @@ class Peak:
         """The greatest value at any time from `now - width` to `now`."""
         self._expire(now)
         return max(self._value, self._past[0][1]) if self._past else self._value
+
+    def all(self, now: float) -> int:
+        """No less than the greatest value of this and those beside it together."""
+        return self.peak(now) + sum(other.peak(now) for other in self.beside)
 
     def _expire(self, now: float) -> None:
         while self._past and self._past[0][0] < now - self._width:

@@ -105,6 +105,7 @@ class Relay:
             answer = await self._client.send(
                 backend.url, run.meta.path, lease.body, stream=run.meta.stream,
                 api_key=backend.settings.api_key, job=lease.job, priority=run.priority,
+                host=backend.host,
             )  # fmt: skip
         except Refused:
             self._refused(run)

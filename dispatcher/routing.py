@@ -56,6 +56,10 @@ class Router:
                 heapq.heappop(heap)
         return order
 
+    def forget(self, backend: str) -> None:
+        """This backend is gone."""
+        self._turns.pop(backend, None)
+
     def sent(self, backend: str) -> None:
         """A job went to this backend: among equals it is the last to get another."""
         self._turn += 1

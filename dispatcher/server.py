@@ -16,7 +16,7 @@ from common.links import Message
 from common.metrics import DispatcherMetrics
 from common.outcomes import Outcome
 from common.publish import Publisher
-from common.settings import BackendSettings, ModelSettings, Settings
+from common.settings import ModelSettings, Settings
 from common.wire import (
     VERSION,
     Ack,
@@ -27,13 +27,16 @@ from common.wire import (
     decode_controls,
     encode_announcement,
 )
-from dispatcher.backends import Backend, Poller
 from dispatcher.closing import Closing
 from dispatcher.engine import EngineClient, open_transport
+from dispatcher.known import remember
 from dispatcher.loop import ModelLoop
 from dispatcher.parts import Parts
+from dispatcher.pool import Pool
 from dispatcher.relay import Relay
 from dispatcher.runs import Runs
+from dispatcher.sources.names import Resolve, resolve
+from dispatcher.sources.sources import Sources
 
 log = logging.getLogger("fairlane.dispatcher")
 
@@ -44,8 +47,8 @@ FORGET_MS = 60_000
 """Its announcement is removed after this."""
 KNOWN_S = 3.0
 """A model announced for so long was there before us: its missing leader hash means a loss."""
-PROBE_MS = 60_000
-"""A probe only reads which models there are; each model's own poller reads the load."""
+REMEMBER_S = 10.0
+"""The models that have backends are noted in `fl:known` this often."""
 MODELS_MAX = 256
 """Most models one process serves, discovered ones included."""
 
@@ -61,15 +64,16 @@ class Dispatcher:
         registry: CollectorRegistry,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
+        resolve: Resolve = resolve,
         seed: int | None = None,
     ) -> None:
-        """`transport` carries requests to engines (tests pass a simulated engine's)."""
+        """`transport` carries requests to engines, and `resolve` finds the addresses of their names
+        (tests pass simulated ones)."""
         self.owner = owner
         self._settings = settings
         self._broker = broker
-        self._transport = transport or open_transport()
-        self._client = EngineClient(self._transport)
-        self._random = random.Random(seed)
+        transport = transport or open_transport()
+        self._client = EngineClient(transport)
         self._publisher = Publisher(broker, owner)
         self._metrics = DispatcherMetrics(registry)
         self._runs = Runs(broker, owner, settings.dispatcher)
@@ -80,6 +84,15 @@ class Dispatcher:
             self._metrics, self._known,
         )  # fmt: skip
         self._loops: dict[str, ModelLoop] = {}
+        self._pool = Pool(
+            transport, settings.dispatcher, self._runs, self._loop_of, self._metrics,
+            random.Random(seed),
+        )  # fmt: skip
+        self._sources = Sources(
+            settings, broker, self._metrics, resolve,
+            changed=lambda: self._pool.want(self._sources.wanted()),
+        )  # fmt: skip
+        self._serving = asyncio.TaskGroup()
         self._created = int(wall())
         self._seen: dict[str, float] = {}
         """Model -> since when `fl:models` has held it."""
@@ -91,14 +104,15 @@ class Dispatcher:
     async def run(self) -> None:
         """Serve until cancelled."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with self._serving as group:
                 group.create_task(self._subscriber.run())
                 group.create_task(self._runs.run())
                 group.create_task(self._announce())
-                for name, model in self._settings.models.items():
-                    self._add(group, name, model, model.backends)
-                for backend in self._settings.backends:
-                    group.create_task(self._discover(group, backend))
+                for name in self._settings.models:
+                    self._loop_of(name)
+                group.create_task(self._remember())
+                group.create_task(self._pool.run())
+                group.create_task(self._sources.run())
         finally:
             await self._publisher.close()
             await self._client.close()
@@ -123,59 +137,48 @@ class Dispatcher:
                     await self._runs.ended.wait()
 
     def ready(self) -> bool:
-        """Whether this process can serve: Redis is there, and a backend of some model."""
-        return self._broker.up.is_set() and any(
-            b.reachable for loop in self._loops.values() for b in loop.backends
-        )
+        """Whether this process can serve: Redis is there, and a backend, if there is to be any."""
+        reachable = any(b.reachable for loop in self._loops.values() for b in loop.backends)
+        return self._broker.up.is_set() and (reachable or not self._pool.any_wanted())
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _add(
-        self,
-        group: asyncio.TaskGroup,
-        name: str,
-        model: ModelSettings,
-        backends: list[BackendSettings],
-    ) -> None:
-        """Serve one more model, or one more backend of a model."""
+    def configure(self, settings: Settings) -> None:
+        """Use the models and backends of another configuration: see common/reload.py."""
+        self._settings = settings
+        for name in settings.models:
+            self._loop_of(name)
+        for name, loop in self._loops.items():
+            loop.configure(self._model(name))
+        self._sources.configure(settings)
+
+    async def _remember(self) -> None:
+        while True:
+            served = [name for name, loop in self._loops.items() if loop.backends]
+            try:
+                known = await remember(self._broker, served)
+            except BrokerError as e:
+                log.debug("remembering models: %s", e)
+                known = []
+            for name in known:
+                self._loop_of(name)
+            await asyncio.sleep(REMEMBER_S if known else ANNOUNCE_S)
+
+    def _loop_of(self, name: str) -> ModelLoop | None:
+        """The loop of a model, begun where there is none; None: there are as many as may be."""
         loop = self._loops.get(name)
         if loop is None:
             if len(self._loops) >= MODELS_MAX:
                 log.warning("model %s is not served: there are %d already", name, MODELS_MAX)
-                return
-            loop = self._loops[name] = ModelLoop(self._parts, name, model, [])
+                return None
+            loop = self._loops[name] = ModelLoop(self._parts, name, self._model(name), [])
             self._subscriber.add(loop.queue.keys.bell)
-            group.create_task(loop.run())
-        for settings in backends:
-            backend = Backend(settings, model=name, kv_max=self._settings.dispatcher.kv_max)
-            loop.backends.append(backend)
-            self._poll(group, backend, loop)
-        loop.wake()
+            self._serving.create_task(loop.run())
+        return loop
 
-    def _poll(self, group: asyncio.TaskGroup, backend: Backend, loop: ModelLoop) -> None:
-        settings = self._settings.dispatcher
-        poller = Poller(
-            self._transport, [backend], busy=lambda _: loop.busy(), changed=lambda _: loop.wake(),
-            rng=self._random, busy_ms=settings.poll_busy_ms, idle_ms=settings.poll_idle_ms,
-        )  # fmt: skip
-        group.create_task(poller.run())
-
-    async def _discover(self, group: asyncio.TaskGroup, settings: BackendSettings) -> None:
-        """Serve the models a backend lists, as it comes to list them."""
-        known: set[str] = set()
-
-        def listed(probe: Backend) -> None:
-            for name in probe.models or ():
-                if name not in known and name not in self._settings.models:
-                    known.add(name)
-                    self._add(group, name, ModelSettings(), [settings])
-
-        probe = Backend(settings)
-        await Poller(
-            self._transport, [probe], busy=lambda _: False, changed=listed, rng=self._random,
-            idle_ms=PROBE_MS,
-        ).run()  # fmt: skip
+    def _model(self, name: str) -> ModelSettings:
+        return self._settings.models.get(name) or ModelSettings()
 
     def _known(self, model: str) -> bool:
         since = self._seen.get(model)
@@ -233,7 +236,8 @@ class Dispatcher:
                     serving.setdefault(model.name, set()).add(name.decode())
         self._note(serving)
         if not self.stopping:
-            mine = Announcement(VERSION, now_ms, [self._served(m) for m in self._loops.values()])
+            models = [self._served(loop) for loop in self._loops.values()]
+            mine = Announcement(VERSION, now_ms, models, self._pool.served())
             await self._broker.command("HSET", keys.MODELS, self.owner, encode_announcement(mine))
 
     def _note(self, serving: dict[str, set[str]]) -> None:
@@ -247,7 +251,7 @@ class Dispatcher:
             loop.election.see(self._live[name])
 
     def _served(self, loop: ModelLoop) -> ServedModel:
-        settings = self._settings.models.get(loop.model) or ModelSettings()
-        ready = any(b.reachable is not False for b in loop.backends)
+        settings = self._model(loop.model)
+        ready = any(b.reachable is not False and not b.drained for b in loop.backends)
         drain = loop.drain.per_second(self._now())
         return ServedModel(loop.model, settings.aliases, ready, self._created, drain)

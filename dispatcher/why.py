@@ -20,6 +20,8 @@ class Why(StrEnum):
     """The engine's metrics are old, so only one at a time is sent."""
     REFUSED = "refused"
     """The backend refused a job a moment ago."""
+    DRAINED = "drained"
+    """The backend gets no more jobs, for it is drained or was removed."""
     GIVES_WAY = "gives_way"
     """Batch gives way to the load of others there."""
     RESERVED = "reserved"

@@ -10,11 +10,10 @@ import click
 import uvloop
 
 from common import logs
-from common.config import load
 from common.errors import BrokerError, ConfigError
-from common.settings import Settings
 from fairlane import roles
 from fairlane.probe import probe
+from fairlane.reload import Configuration
 from fairlane.text import checked
 from sim.settings import EngineSettings, Face
 
@@ -50,7 +49,7 @@ def _settings(
     log_level: str,
     metrics_port: int | None = None,
     metrics_host: str | None = None,
-) -> Settings:
+) -> Configuration:
     logs.setup(log_level)
     options: dict[str, Any] = {"gateway": {}, "dispatcher": {}}
     if redis is not None:
@@ -66,7 +65,7 @@ def _settings(
     ):
         if value is not None:
             options[section][name] = value
-    return load(config, options)
+    return Configuration(config, options)
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -92,7 +91,7 @@ def _fail(text: str) -> int:
     return 2
 
 
-def _load(**options: Any) -> Settings:
+def _load(**options: Any) -> Configuration:
     try:
         return _settings(**options)
     except ConfigError as e:
@@ -110,16 +109,16 @@ def main() -> None:
 def up(**options: Any) -> None:
     """Run everything in one process: gateway, dispatcher, and, without --backend, two simulated
     engines; without --redis, on an embedded broker (for trying it, not for work)."""
-    settings = _load(**options)
-    _run(lambda: roles.run_up(settings, click.echo))
+    configuration = _load(**options)
+    _run(lambda: roles.run_up(configuration, click.echo))
 
 
 @main.command()
 @_options
 def gateway(**options: Any) -> None:
     """Run one gateway replica: takes OpenAI requests and streams the answers back."""
-    settings = _load(**options)
-    _run(lambda: roles.run_gateway(settings))
+    configuration = _load(**options)
+    _run(lambda: roles.run_gateway(configuration))
 
 
 @main.command()
@@ -136,15 +135,15 @@ def dispatcher(**options: Any) -> None:
         if options[f"metrics_{name}"] is None:
             options[f"metrics_{name}"] = options[name]
         options[name] = None
-    settings = _load(**options)
-    _run(lambda: roles.run_dispatcher(settings))
+    configuration = _load(**options)
+    _run(lambda: roles.run_dispatcher(configuration))
 
 
 @main.command()
 @_options
 def check(**options: Any) -> None:
     """Validate the configuration and probe Redis and the backends. Exit 1 where one fails."""
-    settings = _load(**options)
+    settings = _load(**options).settings
     found = asyncio.run(probe(settings))
     click.echo(checked(settings, found))
     sys.exit(0 if all(ok for _, ok, _ in found) else 1)

@@ -1,7 +1,11 @@
 """What `fairlane check` looks at: Redis, the store of files, each backend and its models."""
 
+import asyncio
+from pathlib import Path
+
 import httpx
 
+from common.config import parse_backends
 from common.errors import BrokerError, ConfigError, StoreError
 from common.settings import BackendSettings, Settings
 from common.store import Store
@@ -9,7 +13,9 @@ from dispatcher.engines.facts import NOTHING
 from dispatcher.engines.kinds import NONE
 from dispatcher.engines.models import read_models
 from dispatcher.engines.reading import PATHS, Reading
-from fairlane.roles import backends_of, connected
+from dispatcher.sources.names import resolve
+from dispatcher.sources.wanted import endpoint
+from fairlane.roles import NO_BACKEND, connected
 
 PROBE_S = 5.0
 
@@ -20,20 +26,53 @@ Finding = tuple[str, bool, str]
 async def probe(settings: Settings) -> list[Finding]:
     """Everything that is looked at, in order."""
     found = [await _redis(settings), await _store(settings)]
-    without = [name for name, model in settings.models.items() if not model.backends]
-    found += [(f"model {name}", False, "has no backends") for name in without]
-    wanted: dict[BackendSettings, list[str]] = {b: [] for b in settings.backends}
+    for name, model in settings.models.items():
+        if not model.backends:
+            found.append((f"model {name}", True, "waits for a backend that lists or names it"))
+    wanted: dict[BackendSettings, list[str]] = {}
+    listed = await _file(settings, found)
+    for backend in (*settings.backends, *listed):
+        wanted.setdefault(backend, []).extend(backend.models)
     for name, model in settings.models.items():
         for backend in model.backends:
             wanted.setdefault(backend, []).append(name)
-    if not backends_of(settings):
-        found.append(("backends", False, "there are none: --backend URL, or models.….backends"))
+    if not wanted:
+        text = f"there are none until one is added: {NO_BACKEND}"
+        found.append(("backends", bool(settings.models or settings.backends_file), text))
+    for backend in wanted:
+        if backend.resolve:
+            found.append(await _name(backend))
     async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as client:
         for backend, names in wanted.items():
             found.append(await _models(client, backend, names))
             if backend.engine != NONE:
                 found.append(await _metrics(client, backend))
     return found
+
+
+async def _file(settings: Settings, found: list[Finding]) -> list[BackendSettings]:
+    """The backends of the file of backends, if there is to be one."""
+    if settings.backends_file is None:
+        return []
+    path = Path(settings.backends_file)
+    try:
+        listed = parse_backends(await asyncio.to_thread(path.read_bytes), path)
+    except (OSError, ConfigError) as e:
+        text = str(e) if isinstance(e, ConfigError) else f"cannot be read: {e.strerror}"
+        found.append((f"file {path}", False, text.removeprefix(f"{path}: ")))
+        return []
+    found.append((f"file {path}", True, f"{len(listed)} backends"))
+    return listed
+
+
+async def _name(backend: BackendSettings) -> Finding:
+    host, port = endpoint(backend.url)
+    try:
+        async with asyncio.timeout(PROBE_S):
+            found = sorted(set(await resolve(host, port)))
+    except OSError as e:  # a TimeoutError is one
+        return f"name {host}", False, f"cannot be looked up ({e or type(e).__name__})"
+    return f"name {host}", bool(found), ", ".join(found) or "has no address"
 
 
 async def _redis(settings: Settings) -> Finding:
@@ -55,11 +94,11 @@ async def _store(settings: Settings) -> Finding:
 
 async def _get(client: httpx.AsyncClient, backend: BackendSettings, path: str) -> httpx.Response:
     headers = {"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {}
-    return await client.get(backend.url.rstrip("/") + path, headers=headers)
+    return await client.get(backend.address + path, headers=headers)
 
 
 async def _models(client: httpx.AsyncClient, backend: BackendSettings, names: list[str]) -> Finding:
-    what = f"{backend.url.rstrip('/')}/v1/models"
+    what = f"{backend.address}/v1/models"
     try:
         response = await _get(client, backend, "/v1/models")
     except httpx.HTTPError as e:
@@ -80,7 +119,7 @@ async def _metrics(client: httpx.AsyncClient, backend: BackendSettings) -> Findi
     reading, first = Reading(backend.engine), None
     for _ in PATHS:
         path = reading.path or PATHS[0]
-        what = backend.url.rstrip("/") + path
+        what = backend.address + path
         try:
             response = await _get(client, backend, path)
         except httpx.HTTPError as e:

@@ -15,6 +15,7 @@ from common.service import bind, new_id, running, serve_asgi, stop_event
 from common.settings import BackendSettings, Settings
 from dispatcher.http import StatusApp
 from dispatcher.server import Dispatcher
+from fairlane.reload import Configuration, Reload
 from fairlane.text import welcome
 from gateway.server import Gateway, listen, serve
 from sim.server import serve as serve_engine
@@ -26,6 +27,8 @@ START_S = 10.0
 """How long a starting process waits for Redis before it says so and ends."""
 SIM_ENGINES = 2
 READY_POLL_S = 0.05
+NO_BACKEND = "--backend URL, [[backends]] or models.….backends, backends_file, /admin/backends"
+"""Where backends may come from."""
 
 
 @asynccontextmanager
@@ -56,23 +59,25 @@ def _shown(url: str | None) -> str:
     return f"{scheme}://…@{rest.rpartition('@')[2]}"
 
 
-async def run_gateway(settings: Settings) -> None:
+async def run_gateway(configuration: Configuration) -> None:
     """One gateway replica until SIGTERM; then it drains."""
+    settings = configuration.settings
     async with AsyncExitStack() as stack:
         bound = stack.enter_context(listen(settings))
         broker = await stack.enter_async_context(connected(settings, None))
         gateway = Gateway(settings, broker, new_id("gateway"), CollectorRegistry())
         log.info("%s on http://%s:%d", gateway.replica, *bound.getsockname()[:2])
         async with asyncio.TaskGroup() as group:
-            own = group.create_task(gateway.run())
+            reload = Reload(configuration, (gateway.configure,))
+            own = [group.create_task(reload.run()), group.create_task(gateway.run())]
             await serve(gateway, bound, stop_event())
-            own.cancel()
+            for task in own:
+                task.cancel()
 
 
-async def run_dispatcher(settings: Settings) -> None:
+async def run_dispatcher(configuration: Configuration) -> None:
     """One dispatcher until SIGTERM; then it gives up its leads and finishes or hands back."""
-    if not _checked_backends(settings):
-        raise ConfigError("no backend: give --backend URL, or [models.….backends] in the file")
+    settings = configuration.settings
     registry = CollectorRegistry()
     host, port = settings.dispatcher.metrics_host, settings.dispatcher.metrics_port
     async with AsyncExitStack() as stack:
@@ -80,9 +85,12 @@ async def run_dispatcher(settings: Settings) -> None:
         broker = await stack.enter_async_context(connected(settings, None))
         dispatcher = Dispatcher(settings, broker, new_id("dispatcher"), registry)
         log.info("%s starts", dispatcher.owner)
+        if not (backends_of(settings) or settings.backends_file):
+            log.warning("there is no backend until one is added: %s", NO_BACKEND)
         stop = stop_event()
         async with asyncio.TaskGroup() as group:
-            own = [group.create_task(dispatcher.run())]
+            reload = Reload(configuration, (dispatcher.configure,))
+            own = [group.create_task(reload.run()), group.create_task(dispatcher.run())]
             if listener is not None:
                 status = StatusApp(registry, dispatcher.ready)
                 own.append(group.create_task(serve_asgi(status, listener)))
@@ -94,11 +102,12 @@ async def run_dispatcher(settings: Settings) -> None:
                 task.cancel()
 
 
-async def run_up(settings: Settings, say: Callable[[str], None]) -> None:
+async def run_up(configuration: Configuration, say: Callable[[str], None]) -> None:
     """Everything in one process. `say` prints lines for people."""
+    settings = configuration.settings
     server = fakeredis.FakeServer() if settings.redis.url is None else None
     registry = CollectorRegistry()
-    simulated = not _checked_backends(settings)
+    simulated = not (backends_of(settings) or settings.models or settings.backends_file)
     async with AsyncExitStack() as stack:
         bound = stack.enter_context(listen(settings))
         if simulated:
@@ -107,8 +116,10 @@ async def run_up(settings: Settings, say: Callable[[str], None]) -> None:
         dispatcher = Dispatcher(settings, broker, new_id("dispatcher"), registry)
         gateway = Gateway(settings, broker, new_id("gateway"), registry)
         stop, port = stop_event(), bound.getsockname()[1]
+        parts = (gateway.configure,) if simulated else (gateway.configure, dispatcher.configure)
         async with asyncio.TaskGroup() as group:
             own = [
+                group.create_task(Reload(configuration, parts).run()),
                 group.create_task(dispatcher.run()),
                 group.create_task(gateway.run()),
                 group.create_task(_welcome(settings, gateway, port, simulated, say)),
@@ -125,17 +136,20 @@ async def _welcome(
     """Say where it is once it can serve, or what keeps it from serving."""
     loop = asyncio.get_running_loop()
     warn_at = loop.time() + START_S
-    while missing := gateway.not_ready():
+    while missing := _missing(gateway):
         await asyncio.sleep(READY_POLL_S)
         if loop.time() > warn_at:
-            backends = [
-                *settings.backends,
-                *(b for m in settings.models.values() for b in m.backends),
-            ]
-            say(f"not ready: {', '.join(missing)} ({', '.join(b.url for b in backends)}); waiting")
+            where = ", ".join(b.url for b in backends_of(settings)) or NO_BACKEND
+            say(f"not ready: {', '.join(missing)} ({where}); waiting")
             warn_at = float("inf")
     model = next((name for name, _ in gateway.models.listing()), "MODEL")
     say(welcome(settings, port, model, simulated=simulated))
+
+
+def _missing(gateway: Gateway) -> list[str]:
+    """What keeps it from answering at once, though it may take jobs already."""
+    silent = [] if gateway.models.ready else ["no model has a backend that answers"]
+    return gateway.not_ready() or silent
 
 
 async def _with_engines(settings: Settings, stack: AsyncExitStack) -> Settings:
@@ -166,11 +180,3 @@ async def run_sim(engine: EngineSettings, host: str, port: int) -> None:
 def backends_of(settings: Settings) -> list[BackendSettings]:
     """All backends of a configuration."""
     return [*settings.backends, *(b for m in settings.models.values() for b in m.backends)]
-
-
-def _checked_backends(settings: Settings) -> bool:
-    """Whether there is any backend. Raises ConfigError for a model that is named and has none."""
-    for name, model in settings.models.items():
-        if not model.backends:
-            raise ConfigError(f"models.{name} has no backends")
-    return bool(backends_of(settings))

@@ -12,6 +12,7 @@ from functools import partial
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
+from gateway.admin import Admin
 from gateway.answers import INTERNAL, NO_ROUTE, Refusal, wrong_method
 from gateway.client import Client, ClientGone, Receive, Scope, Send
 from gateway.files_api import FilesApi
@@ -77,6 +78,7 @@ class App:
         pages: Pages,
         listing: Listing,
         files: FilesApi,
+        admin: Admin,
         metrics: GatewayMetrics,
         cors_origins: Sequence[str],
     ) -> None:
@@ -93,6 +95,11 @@ class App:
             ("/v1/models", pages.models),
             ("/v1/models/{id:path}", pages.model),
         )
+        writes_of: tuple[tuple[str, Handler], ...] = (
+            ("/admin/backends/drain", admin.drain),
+            ("/admin/backends/undrain", admin.undrain),
+            ("/admin/backends/remove", admin.remove),
+        )
         routes = [Route(path, Endpoint(metrics, _READS, handler)) for path, handler in pages_of]
         kept: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
             ("/v1/files", (*_READS, "POST"), files.collection),
@@ -103,6 +110,9 @@ class App:
             Route(path, Endpoint(metrics, methods, partial(front.admitted, handler)))
             for path, methods, handler in kept
         ]
+        routes += [Route(path, Endpoint(metrics, ("POST",), f)) for path, f in writes_of]
+        both = Endpoint(metrics, (*_READS, "POST"), admin.backends)
+        routes.append(Route("/admin/backends", both))
         self._router = Router(
             routes, redirect_slashes=False, default=Endpoint(metrics, (), _no_route)
         )

@@ -34,6 +34,8 @@ class Principal(msgspec.Struct, frozen=True):
     """Most jobs of all people that divide its share waiting in one class of a model."""
     background: tuple[Rule, ...] = ()
     """Which of its requests nobody waits for."""
+    admin: bool = False
+    """Whether it may use `/admin`."""
 
     def may_use(self, *names: str) -> bool:
         """Whether a model of any of these names is allowed."""
@@ -47,10 +49,14 @@ class Keys:
     """The API keys, by the SHA-256 of their secrets: a secret itself is never kept or compared."""
 
     def __init__(self, keys: Sequence[KeySettings]) -> None:
+        self.configure(keys)
+
+    def configure(self, keys: Sequence[KeySettings]) -> None:
+        """Let these be the keys from now on."""
         self._by_digest = {
             k.digest(): Principal(
                 k.user, k.weight, tuple(k.classes), frozenset(k.models), k.comments, people(k),
-                k.key_jobs(), compiled(k.background),
+                k.key_jobs(), compiled(k.background), k.role == "admin",
             )
             for k in keys
         }  # fmt: skip

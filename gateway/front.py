@@ -113,7 +113,7 @@ class Front:
         """The job of a body. Raises Refusal."""
         fields = bodies.read(body)
         model = find(self._models, principal, fields.model)
-        if not model.ready:
+        if not self._models.accepts(model):
             raise Refusal(unavailable(self._desk.retry_after(model.name)))
         cls = choose_class(principal, client.cls, fields.service_tier)
         cls = demoted(cls, principal.background, client.headers, fields.top)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -34,18 +34,22 @@ def merge(
         name: ServedModel(name, list(settings.aliases), False, 0, 0.0)
         for name, settings in configured.items()
     }
+    for new in announced(fields, now_ms):
+        old = models.get(new.name)
+        models[new.name] = new if old is None else _union(old, new)
+    return models
+
+
+def announced(fields: Mapping[bytes, bytes], now_ms: int) -> Iterator[ServedModel]:
+    """What dispatchers that live say of their models. Pure."""
     for field, data in fields.items():
         try:
             announcement = decode_announcement(data)
         except WireError as e:
             log.debug("announcement of %s: %s", field.decode("ascii", "replace"), e)
             continue
-        if now_ms - announcement.at_ms > STALE_MS:
-            continue
-        for new in announcement.models:
-            old = models.get(new.name)
-            models[new.name] = new if old is None else _union(old, new)
-    return models
+        if now_ms - announcement.at_ms <= STALE_MS:
+            yield from announcement.models
 
 
 def _union(a: ServedModel, b: ServedModel) -> ServedModel:
@@ -57,18 +61,37 @@ def _union(a: ServedModel, b: ServedModel) -> ServedModel:
 class Models:
     """The models as this gateway knows them. `run` keeps them fresh."""
 
-    def __init__(self, broker: Broker, configured: Mapping[str, ModelSettings]) -> None:
+    def __init__(
+        self, broker: Broker, configured: Mapping[str, ModelSettings], *, waits: bool = True
+    ) -> None:
+        """`waits`: whether jobs are taken while no backend answers."""
         self._broker = broker
         self._configured = configured
+        self._waits = waits
+        self._led: frozenset[str] = frozenset()
+        """Models that a dispatcher serves, with backends or without."""
         self._models: dict[str, ServedModel] = merge({}, 0, configured)
         self._names: dict[str, ServedModel] = _names(self._models)
         self.loaded = False
         """Whether announcements were read at least once."""
 
+    def configure(self, configured: Mapping[str, ModelSettings]) -> None:
+        """Let these be the models of the configuration from the next look on."""
+        self._configured = configured
+
     @property
     def ready(self) -> bool:
         """Whether at least one model has a backend that answers."""
         return any(m.ready for m in self._models.values())
+
+    @property
+    def accepting(self) -> bool:
+        """Whether jobs of at least one model are taken."""
+        return any(self.accepts(m) for m in self._models.values())
+
+    def accepts(self, model: ServedModel) -> bool:
+        """Whether jobs of this model are taken: one can run, or may wait for a backend."""
+        return model.ready or (self._waits and model.name in self._led)
 
     def resolve(self, name: str) -> ServedModel | None:
         """The model of this name or alias, also where nobody serves it just now."""
@@ -102,6 +125,7 @@ class Models:
         now_ms = await self._broker.now_ms()
         fields = dict(zip(flat[::2], flat[1::2], strict=True)) if isinstance(flat, list) else flat
         fresh = merge(fields, now_ms, self._configured)
+        self._led = frozenset(m.name for m in announced(fields, now_ms))
         for name, old in self._models.items():  # gone for now is not unknown: 503, not 404
             if name not in fresh and len(fresh) < KNOWN_MAX:
                 fresh[name] = msgspec.structs.replace(old, ready=False)

@@ -45,8 +45,13 @@ class Policies:
     """Of all models: of those in the configuration their own, of any other the default."""
 
     def __init__(self, models: Mapping[str, ModelSettings], gateway: GatewaySettings) -> None:
+        self._gateway = gateway
         self._default = _policy(ModelSettings(), gateway)
-        self._of = {name: _policy(settings, gateway) for name, settings in models.items()}
+        self.configure(models)
+
+    def configure(self, models: Mapping[str, ModelSettings]) -> None:
+        """Let these be the models of the configuration from now on, of an order as before."""
+        self._of = {name: _policy(settings, self._gateway) for name, settings in models.items()}
 
     def of(self, model: str) -> ModelPolicy:
         """By the model's own name."""

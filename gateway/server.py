@@ -15,6 +15,7 @@ from common.queue import heartbeat
 from common.service import bind, serve_asgi
 from common.settings import Settings
 from common.store import Store
+from gateway.admin import Admin
 from gateway.app import App
 from gateway.auth import Keys
 from gateway.eta import Eta
@@ -54,14 +55,14 @@ class Gateway:
         self._broker = broker
         self.replica = replica
         self.follower = Follower(broker, replica, window=gateway.client_buffer_bytes)
-        self.models = Models(broker, settings.models)
-        policies = Policies(settings.models, gateway)
+        self.models = Models(broker, settings.models, waits=gateway.wait_for_backend)
+        self._policies = policies = Policies(settings.models, gateway)
         queues = Queues(broker, policies)
         eta = Eta()
         self._watch = Watch(queues, self.models, eta)
         self._beat_at = -_INF
         metrics = GatewayMetrics(registry or CollectorRegistry())
-        keys = Keys(settings.keys)
+        self._keys = keys = Keys(settings.keys)
         self.desk = Desk(broker, self.follower, self.models, queues, eta, gateway, metrics)
         self._front = Front(settings, keys, self.models, policies, self.desk, self._watch, metrics)
         pages = Pages(keys, self.models, metrics.registry, self.not_ready)
@@ -69,7 +70,21 @@ class Gateway:
         store = settings.store
         self.files = Files(Store(store.url, store.options), store)
         self._files_api = FilesApi(keys, self.files, store.files_max_bytes)
-        self.app = App(self._front, pages, listing, self._files_api, metrics, gateway.cors_origins)
+        admin = Admin(broker, keys)
+        self.app = App(
+            self._front, pages, listing, self._files_api, admin, metrics, gateway.cors_origins
+        )
+
+    def configure(self, settings: Settings) -> None:
+        """Use the keys and models of another configuration: see common/reload.py."""
+        if self._keys.open and settings.keys:
+            log.info("there are keys now: requests without one are refused")
+        elif not self._keys.open and not settings.keys:
+            log.warning("all keys are gone from the configuration, so the old ones stay")
+        if settings.keys or self._keys.open:
+            self._keys.configure(settings.keys)
+        self.models.configure(settings.models)
+        self._policies.configure(settings.models)
 
     async def run(self) -> None:
         """The replica's own loops, until cancelled."""
@@ -93,7 +108,7 @@ class Gateway:
             (self._front.draining, "shutting down"),
             (not self._broker.up.is_set() or silent, "Redis does not answer"),
             (not self.follower.ready.is_set(), "not subscribed"),
-            (not self.models.ready, "no model has a backend that answers"),
+            (not self.models.accepting, "no model has a backend that answers"),
         )
         return [text for holds, text in reasons if holds]
 

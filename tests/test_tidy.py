@@ -35,7 +35,9 @@ TASK_OWNERS = {
     "common/store.py:Store": "each method awaits its call to the end, also where it is cancelled",
     "common/publish.py:Outbox": "one pump at a time; close() cancels and awaits it",
     "dispatcher/loop.py:ModelLoop": "run() cancels and awaits every relay; _pop awaits its pop",
+    "dispatcher/pool.py:Pool": "run() holds the group in which each poller is a task",
     "dispatcher/relay.py:Relay": "run() awaits the run's task whatever happens",
+    "dispatcher/server.py:Dispatcher": "run() holds the group in which each loop is a task",
     "gateway/client.py:Client": "unwatch() cancels and awaits it",
     "sim/server.py:_AsgiSink": "one writer at a time; aclose() cancels and awaits it",
 }

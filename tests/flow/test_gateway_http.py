@@ -60,12 +60,23 @@ async def test_health_and_readiness() -> None:
         assert head.status == 200 and head.body == b"" and int(head.headers["content-length"])
 
 
-async def test_not_ready_while_no_backend_answers() -> None:
-    async with site(ready=False) as s:
+async def test_not_ready_while_no_backend_answers_and_jobs_are_not_to_wait() -> None:
+    at_once = Settings(gateway=GatewaySettings(wait_for_backend=False))
+    async with site(at_once, ready=False) as s:
         e = await ask(s.app, "GET", "/readyz")
         assert e.status == 503 and e.json["reasons"]
         assert (await ask(s.app, "GET", "/healthz")).status == 200
         refused(await ask(s.app, "POST", CHAT, body()), 503)
+
+
+async def test_jobs_wait_while_no_backend_answers() -> None:
+    """As long as a dispatcher leads their model; others may come and serve."""
+    async with site(ready=False) as s:
+        assert (await ask(s.app, "GET", "/readyz")).status == 200
+        async with Exchange(s.app, "POST", CHAT, body()) as e:
+            await s.one_waits()
+            await (await s.dispatcher.pop()).answer(b"{}")
+            assert (await e.until_over()).status == 200
 
 
 async def test_not_ready_without_redis() -> None:

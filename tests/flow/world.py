@@ -54,7 +54,10 @@ class Hosts(httpx.AsyncBaseTransport):
         self.engines = engines
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await self.engines[request.url.host].handle_async_request(request)
+        engine = self.engines.get(request.url.host)
+        if engine is None:
+            raise httpx.ConnectError("no such engine")
+        return await engine.handle_async_request(request)
 
 
 class Asked:
@@ -115,18 +118,25 @@ class World:
         self.asked: list[Asked] = []
         self.registries: dict[str, CollectorRegistry] = {}
         """Metrics of each dispatcher."""
+        self.names: dict[str, list[str]] = {}
+        """Addresses of the names that are looked up."""
 
     async def add_dispatcher(self, name: str) -> Dispatcher:
         process = Process(self.server, self.url)
         self.registries[name] = CollectorRegistry()
         dispatcher = Dispatcher(
             self.settings, process.broker, name, self.registries[name],
-            transport=Hosts(self.engines), seed=1,
+            transport=Hosts(self.engines), resolve=self._resolve, seed=1,
         )  # fmt: skip
         process.start(process.broker.run(), dispatcher.run())
         self.dispatchers.append((process, dispatcher))
         await process.broker.up.wait()
         return dispatcher
+
+    async def _resolve(self, host: str, port: int) -> list[str]:
+        if host not in self.names:
+            raise OSError("no such name")
+        return self.names[host]
 
     async def add_gateway(self, name: str) -> Follower:
         process = Process(self.server, self.url)

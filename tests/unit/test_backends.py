@@ -16,8 +16,9 @@ import pytest
 
 from common.settings import BackendSettings
 from dispatcher.admission import Counts, Room
-from dispatcher.backends import MISSES_MAX, PAGE_BYTES_MAX, Backend, Poller
+from dispatcher.backends import MISSES_MAX, Backend, Poller
 from dispatcher.engines.facts import EngineFacts
+from dispatcher.pages import PAGE_BYTES_MAX
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
 from tests.support.wait import pass_time, wait_until

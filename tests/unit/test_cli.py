@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from common import logs
-from common.config import load
 from common.settings import Settings
 from fairlane import roles
 from fairlane.cli import main
+from fairlane.reload import Configuration
 from tests.support.redis_server import RedisServer, free_port
 from tests.support.wait import wait_until
 
@@ -98,7 +98,7 @@ def test_redis_may_drop_jobs() -> None:
 
 @pytest.mark.parametrize(("args", "words"), [
     (["gateway", "--port", "0", "--redis", "http://x"], ["redis.url", "redis://"]),
-    (["dispatcher", "--redis", NOWHERE], ["no backend", "--backend URL"]),
+    (["dispatcher", "--redis", NOWHERE], ["no Redis at"]),
     (["up", "--backend", "gpu1:8000"], ["http://", "gpu1:8000"]),
     (["up", "--backend", "http://gpu1:8000/v1"], ["scheme, host and port alone"]),
     (["gateway", "--host", "0.0.0.0", "--port", "0", "--redis", NOWHERE], ["--insecure", "keys"]),
@@ -154,8 +154,8 @@ def test_options_win_over_the_environment(monkeypatch: pytest.MonkeyPatch, taken
 def test_a_dispatcher_listens_where_host_and_port_say(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
-    async def run_dispatcher(settings: Settings) -> None:
-        seen.append(settings)
+    async def run_dispatcher(configuration: Configuration) -> None:
+        seen.append(configuration.settings)
 
     monkeypatch.setattr(roles, "run_dispatcher", run_dispatcher)
     assert run("dispatcher", "--host", "0.0.0.0", "--port", "9090").exit_code == 0
@@ -247,19 +247,32 @@ def test_check_says_whose_metrics_there_are(
     assert engine != "none" or "metrics" not in result.stdout
 
 
-def test_a_model_without_backends_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "fairlane.toml"
-    path.write_text("[models.m]\n")
-    for role in ("up", "dispatcher"):
-        result = run(role, "--config", str(path), "--port", "0")
-        assert result.exit_code == 2
-        assert "models.m has no backends" in result.stderr
+def test_check_looks_at_every_source(tmp_path: Path) -> None:
+    """A model may wait for a backend; a file must be good, and a name be known."""
+    path, more = tmp_path / "fairlane.toml", tmp_path / "backends.json"
+    path.write_text(
+        f'backends_file = "{more}"\n[models.m]\n'
+        '[[backends]]\nurl = "http://localhost:1"\nresolve = true\n'
+        '[[backends]]\nurl = "http://no-such.invalid:1"\nresolve = true\n'
+    )
+    said = run("check", "--config", str(path), "--redis", NOWHERE).stdout
+    assert "ok   model m: waits for a backend" in said
+    assert f"FAIL file {more}: cannot be read" in said
+    assert re.search(r"ok   name localhost: .*(127\.0\.0\.1|::1)", said)
+    assert "FAIL name no-such.invalid: cannot be looked up" in said
+    more.write_text('[{"uri": "http://gpu"}]')
+    said = run("check", "--config", str(path), "--redis", NOWHERE).stdout
+    assert "FAIL file" in said and "did you mean `url`?" in said
+    more.write_text(f'[{{"url": "{DEAD}"}}]')
+    said = run("check", "--config", str(path), "--redis", NOWHERE).stdout
+    assert f"ok   file {more}: 1 backends" in said
+    assert f"FAIL {DEAD}/v1/models: no answer (" in said
 
 
 async def test_up_says_what_it_waits_for() -> None:
     said: list[str] = []
-    settings = load(None, {"backends": [{"url": DEAD}], "gateway": {"port": 0}}, {})
-    running = asyncio.create_task(roles.run_up(settings, said.append))
+    options = {"backends": [{"url": DEAD}], "gateway": {"port": 0}}
+    running = asyncio.create_task(roles.run_up(Configuration(None, options), said.append))
     try:
         await wait_until(lambda: said or running.done(), timeout=10)
         assert said, running

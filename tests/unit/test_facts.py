@@ -1,12 +1,13 @@
 """What the leader knows of its backends as it decides."""
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from common.metrics import DispatcherMetrics
 from common.settings import BackendSettings, ClassSettings, ModelSettings
 from dispatcher.backends import Backend
 from dispatcher.engines.facts import EngineFacts
-from dispatcher.facts import Facts
+from dispatcher.facts import Facts, wanted
 from dispatcher.turns import Rules, View
 from dispatcher.why import Why
 
@@ -63,13 +64,26 @@ def test_each_class_has_its_own_limit_of_time_per_output_token() -> None:
     assert [p.room for p in seen.room("interactive", False).values()] == [3, 3]
 
 
+@pytest.mark.parametrize(
+    ("waiting", "inflight", "slots"), [((0, 0, 0), (0, 0, 0), 0), ((1, 5, 0), (1, 2, 0), 9),
+                                       ((0, 0, 9), (0, 0, 1), 4), ((0, 2, 9), (0, 1, 6), 7)],
+)  # fmt: skip
+def test_slots_are_wanted_for_what_waits_and_runs_as_far_as_its_class_may(
+    waiting: tuple[int, ...], inflight: tuple[int, ...], slots: int
+) -> None:
+    settings = ModelSettings(class_={"batch": ClassSettings(inflight_max=4)})
+    rules = Facts(settings, []).rules
+    counts = (dict(zip(NONE, n, strict=True)) for n in (waiting, inflight))
+    assert wanted(*counts, rules) == slots
+
+
 def test_time_per_output_token_is_exported_while_it_is_known() -> None:
     (backend,) = backends(None)
     registry = CollectorRegistry()
     metrics, facts = DispatcherMetrics(registry), Facts(ModelSettings(), [backend])
     exported = []
     for now in (1.0, 1.5, 4.0):
-        facts.measure(now, "m1", metrics)
+        facts.measure(now, "m1", metrics, NONE)
         labels = {"model": "m1", "backend": backend.url}
         exported.append(registry.get_sample_value("fairlane_backend_tpot_seconds", labels))
         backend.load.tpot.add(now, 0.5, 20)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from common import wire
 from common.errors import WireError
 from common.outcomes import Outcome
+from common.settings import BackendSettings
 from common.wire import (
     VERSION,
     Ack,
@@ -23,7 +24,9 @@ from common.wire import (
     Head,
     JobMeta,
     Ping,
+    Placed,
     Resend,
+    ServedBackend,
     ServedModel,
     Usage,
 )
@@ -54,14 +57,28 @@ META = JobMeta(
 )  # fmt: skip
 META_BYTES = "9801b42f76312f636861742f636f6d706c6574696f6e73a463686174c3c2010564"
 ANNOUNCEMENT = Announcement(
-    VERSION, 1_790_000_000_000, [ServedModel("m", ["a"], True, 1_790_000_000, 1.5)]
+    VERSION, 1_790_000_000_000, [ServedModel("m", ["a"], True, 1_790_000_000, 1.5)],
+    [ServedBackend("http://10.0.0.1:8000", "http://gpu:8000", "config", "active", ["m"], True, 3)],
+)  # fmt: skip
+OLD_ANNOUNCEMENT_BYTES = "9301cf000001a0c4506c009195a16d91a161c3ce6ab13b80cb3ff8000000000000"
+"""As an older process wrote it."""
+ANNOUNCEMENT_BYTES = (
+    "9401cf000001a0c4506c009195a16d91a161c3ce6ab13b80cb3ff80000000000009197b4687474703a2f2f31"
+    "302e302e302e313a38303030af687474703a2f2f6770753a38303030a6636f6e666967a661637469766591a1"
+    "6dc303"
 )
-ANNOUNCEMENT_BYTES = "9301cf000001a0c4506c009195a16d91a161c3ce6ab13b80cb3ff8000000000000"
+GPU = BackendSettings(url="http://gpu:8000", models=("m",), engine="vllm")
+PLACED = Placed(VERSION, 1_790_000_000_000, GPU)
+PLACED_BYTES = (
+    "9301cf000001a0c4506c0086a375726caf687474703a2f2f6770753a38303030a6656e67696e65a4766c6c6d"
+    "ac6d61785f6e756d5f73657173c0a76170695f6b6579c0a66d6f64656c7391a16da77265736f6c7665c2"
+)
 DECODERS = [
     wire.decode_batch,
     wire.decode_controls,
     wire.decode_meta,
     wire.decode_announcement,
+    wire.decode_placed,
 ]
 
 
@@ -91,6 +108,9 @@ def test_the_bytes_of_what_redis_keeps() -> None:
     assert wire.decode_meta(bytes.fromhex(META_BYTES)) == META
     assert wire.encode_announcement(ANNOUNCEMENT).hex() == ANNOUNCEMENT_BYTES
     assert wire.decode_announcement(bytes.fromhex(ANNOUNCEMENT_BYTES)) == ANNOUNCEMENT
+    assert wire.encode_placed(PLACED).hex() == PLACED_BYTES
+    assert wire.decode_placed(bytes.fromhex(PLACED_BYTES)) == PLACED
+    assert wire.decode_announcement(bytes.fromhex(OLD_ANNOUNCEMENT_BYTES)).backends == []
     assert msgspec.msgpack.encode(USAGE).hex() == "93050207"
 
 
@@ -122,6 +142,7 @@ def test_a_field_more_at_the_end_is_not_another_version(decode: object) -> None:
         wire.decode_controls: wire.encode_controls([]),
         wire.decode_meta: wire.encode_meta(META),
         wire.decode_announcement: wire.encode_announcement(ANNOUNCEMENT),
+        wire.decode_placed: wire.encode_placed(PLACED),
     }[decode]  # type: ignore[index]
     longer = [*msgspec.msgpack.decode(golden), "new"]
     assert decode(msgspec.msgpack.encode(longer)) == decode(golden)  # type: ignore[operator]
@@ -145,6 +166,7 @@ def test_a_message_cut_short_is_refused(decode: object) -> None:
         wire.decode_controls: wire.encode_controls([c for c, _ in CONTROLS]),
         wire.decode_meta: wire.encode_meta(META),
         wire.decode_announcement: wire.encode_announcement(ANNOUNCEMENT),
+        wire.decode_placed: wire.encode_placed(PLACED),
     }[decode]  # type: ignore[index]
     for size in range(len(whole)):
         with pytest.raises(WireError):
