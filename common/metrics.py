@@ -11,6 +11,8 @@ from common.wire import Usage
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
+BACKEND_STATES = ("closed", "open", "half_open")
+
 
 class DispatcherMetrics:
     """What one dispatcher process exports."""
@@ -64,6 +66,18 @@ class DispatcherMetrics:
             buckets=SECONDS, registry=r,
         )  # fmt: skip
 
+        self._add_health(registry)
+
+    def _add_health(self, registry: CollectorRegistry) -> None:
+        self._retried = Counter(
+            "fairlane_retries", "Runs given back, and why: refused, broken, silent, stopping",
+            ("model", "reason"), registry=registry,
+        )  # fmt: skip
+        self._state = Gauge(
+            "fairlane_backend_state", "1 for the state of its circuit breaker, 0 for the others",
+            ("model", "backend", "state"), registry=registry,
+        )  # fmt: skip
+
     def leads(self, model: str, leads: bool) -> None:
         """Whether this process may pop the model's jobs."""
         self._leader.labels(model).set(int(leads))
@@ -109,6 +123,15 @@ class DispatcherMetrics:
     def requeued(self, model: str, cls: str) -> None:
         """A run given back."""
         self._requeued.labels(model, cls).inc()
+
+    def retried(self, model: str, reason: str) -> None:
+        """A run is given back because of its backend; `reason` is of a closed set."""
+        self._retried.labels(model, reason).inc()
+
+    def backend_state(self, model: str, url: str, state: str) -> None:
+        """The state of a backend's breaker, one of BACKEND_STATES."""
+        for each in BACKEND_STATES:
+            self._state.labels(model, url, each).set(int(each == state))
 
     def first_byte(self, model: str, cls: str, seconds: float) -> None:
         """An engine's first byte."""

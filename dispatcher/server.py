@@ -27,7 +27,8 @@ from common.wire import (
     decode_controls,
     encode_announcement,
 )
-from dispatcher.backends import Backend, Poller
+from dispatcher.backend import Backend
+from dispatcher.backends import Poller
 from dispatcher.closing import Closing
 from dispatcher.engine import EngineClient, open_transport
 from dispatcher.loop import ModelLoop
