@@ -16,7 +16,8 @@ import httpx
 from bench.fleet import MODEL, Cores, pin
 from bench.report import Budget, Figure, Part
 from common.settings import BackendSettings
-from dispatcher.backends import Backend, Poller
+from dispatcher.backend import Backend
+from dispatcher.backends import Poller
 from dispatcher.engine import open_transport
 from dispatcher.engines.kinds import ADAPTERS, recognise
 from sim.engine import Engine

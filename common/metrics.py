@@ -12,6 +12,8 @@ from common.wire import Usage
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
+BACKEND_STATES = ("closed", "open", "half_open")
+
 
 class DispatcherMetrics:
     """What one dispatcher process exports."""
@@ -61,6 +63,19 @@ class DispatcherMetrics:
         self._first_byte = Histogram(
             "fairlane_engine_first_byte_seconds", "From sending to the first byte", by_class,
             buckets=SECONDS, registry=r,
+        )  # fmt: skip
+
+        self._add_health(registry)
+
+    def _add_health(self, registry: CollectorRegistry) -> None:
+        """What tells of backends that fail, and of the runs that it costs."""
+        self._retried = Counter(
+            "fairlane_retries", "Runs given back, and why: refused, broken, silent, stopping",
+            ("model", "reason"), registry=registry,
+        )  # fmt: skip
+        self._state = Gauge(
+            "fairlane_backend_state", "1 for the state of its circuit breaker, 0 for the others",
+            ("model", "backend", "state"), registry=registry,
         )  # fmt: skip
 
     def _demand(self, r: CollectorRegistry) -> None:
@@ -115,6 +130,9 @@ class DispatcherMetrics:
         for gauge in gauges:
             with contextlib.suppress(KeyError):  # it was never measured
                 gauge.remove(model, url)
+        for state in BACKEND_STATES:
+            with contextlib.suppress(KeyError):
+                self._state.remove(model, url, state)
 
     def source(self, source: str, good: bool) -> None:
         """Whether what a source of backends said last could be used."""
@@ -140,6 +158,15 @@ class DispatcherMetrics:
     def requeued(self, model: str, cls: str) -> None:
         """A run given back."""
         self._requeued.labels(model, cls).inc()
+
+    def retried(self, model: str, reason: str) -> None:
+        """A run is given back because of its backend; `reason` is of a closed set."""
+        self._retried.labels(model, reason).inc()
+
+    def backend_state(self, model: str, url: str, state: str) -> None:
+        """The state of a backend's breaker, one of BACKEND_STATES."""
+        for each in BACKEND_STATES:
+            self._state.labels(model, url, each).set(int(each == state))
 
     def first_byte(self, model: str, cls: str, seconds: float) -> None:
         """An engine's first byte."""

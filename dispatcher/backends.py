@@ -1,8 +1,8 @@
-"""The backends of a dispatcher: what is known of each, and the poller that asks their engines.
+"""The poller that asks the engines of a dispatcher's backends how they are.
 
 Polls only add to what the dispatcher knows of its own jobs. A backend whose metrics page is
-missing, broken or hangs is used all the same, within the limits of `dispatcher.admission`; only
-refused jobs take a backend out of use (`dispatcher.breaker`).
+missing, broken or hangs is used all the same, within the limits of `dispatcher.admission`; what
+takes a backend out of use is in `dispatcher.health`.
 """
 
 import asyncio
@@ -12,15 +12,11 @@ from collections.abc import Callable, Sequence
 
 import httpx
 
-from common.settings import BackendSettings
-from dispatcher.admission import HEADROOM, BackendLoad, Room
-from dispatcher.breaker import Breaker
+from dispatcher.backend import Backend
 from dispatcher.engines.facts import NOTHING, EngineFacts
 from dispatcher.engines.kinds import ADAPTERS
 from dispatcher.engines.models import read_models
-from dispatcher.engines.reading import Reading
 from dispatcher.pages import Unreadable, read_page
-from dispatcher.why import Why
 
 log = logging.getLogger("fairlane.backends")
 
@@ -30,117 +26,8 @@ MODELS_RETRY_S = 1.0
 JITTER = 0.1
 TICK_S = 0.001
 """Pauses are not finer than that: a shorter sleep need not move a coarse clock at all."""
-MISSES_MAX = 3
-"""So many polls in a row without a connection make it unreachable: a busy one may miss some."""
 WARN_S = 60.0
 """At most one warning of each kind a backend in this time."""
-
-
-class Backend:
-    """One engine server as this dispatcher sees it.
-
-    `model`: whose series on the metrics page count; None where it serves several.
-    """
-
-    def __init__(
-        self,
-        settings: BackendSettings,
-        *,
-        model: str | None = None,
-        kv_max: float = 0.92,
-        host: str | None = None,
-    ) -> None:
-        self.settings = settings
-        self.url = settings.address
-        self.host = host
-        """The name and port whose address `url` has, told to the engine instead; None: `url`'s."""
-        self.drained = False
-        """Whether it gets no more jobs, because its source or an operator says so."""
-        self.model = model
-        self.load = BackendLoad(max_num_seqs=settings.max_num_seqs, kv_max=kv_max)
-        self.breaker = Breaker()
-        self.reading = Reading(settings.engine)
-        """Which kind of engine it is, and where its metrics are."""
-        self.models: tuple[str, ...] | None = None
-        """Names it serves, as last read; None: never read."""
-        self.reachable: bool | None = None
-        """Whether its port takes connections; None: not tried yet."""
-        self._misses = 0
-        self.metrics_up = False
-        """Whether the last poll told anything."""
-
-    def room(
-        self, now: float, cls: str, limit: int, *, floor: bool = False, slots: int | None = None,
-        headroom: float = HEADROOM, tpot_s: float | None = None,
-    ) -> Room:  # fmt: skip
-        """How many jobs of a class may be sent now, breaker and load considered."""
-        if self.drained:
-            return Room(0, "drained", Why.DRAINED)
-        room = self.load.room(
-            now, cls, limit, floor=floor, slots=slots, headroom=headroom, tpot_s=tpot_s
-        )
-        n = self.breaker.room(now, room.n)
-        if n == room.n:
-            return room
-        if n:
-            return Room(n)
-        wait = self.breaker.wait(now)
-        text = f"refused, next try in {wait:.1f} s" if wait else "refused, on trial"
-        return Room(0, text, Why.REFUSED)
-
-    def reconfigure(self, settings: BackendSettings) -> bool:
-        """Its source says other things of the same address; whether it is another kind of engine,
-        for which polling has to begin anew."""
-        other = settings.engine != self.settings.engine
-        if other:
-            self.reading = Reading(settings.engine)
-        self.settings = settings
-        self.load.slots.configured = settings.max_num_seqs
-        return other
-
-    def usable(self, now: float) -> bool:
-        """Whether its slots count: not while it refuses jobs or cannot be reached."""
-        away = self.drained or self.reachable is False
-        return not away and self.breaker.state(now) == "closed"
-
-    def sent(self, now: float, job: str, cls: str, *, streams: bool) -> None:
-        """This dispatcher sends a job there."""
-        self.load.sent(now, job, cls, streams=streams)
-        self.breaker.sent(now, job)
-
-    def started(self, now: float, job: str) -> None:
-        """The first byte of a job's answer came."""
-        self.load.started(now, job)
-        self.breaker.answered(now, job)
-        self.connected()
-
-    def refused(self, now: float, job: str) -> None:
-        """It refused a job before the first byte, and does not have it."""
-        self.breaker.refused(now, job)
-        self.load.ended(now, job)
-
-    def ended(self, now: float, job: str) -> None:
-        """It does not have this job any more, for whatever reason."""
-        self.load.ended(now, job)
-        self.breaker.abandoned(now, job)
-
-    def reached(self, connected: bool) -> None:
-        """Whether a poll was connected."""
-        if connected:
-            self.connected()
-        else:
-            self.missed()
-
-    def connected(self) -> None:
-        """Its port took a connection."""
-        self.reachable = True
-        self._misses = 0
-
-    def missed(self) -> None:
-        """A poll was not connected."""
-        self._misses += 1
-        if self.reachable is None or self._misses >= MISSES_MAX:
-            self.reachable = False
 
 
 class Poller:
@@ -239,18 +126,14 @@ class Poller:
         load = backend.load
         before = (load.facts, load.fresh(now), load.counts(now), backend.reachable)
         period = self._busy_s + (now - asked_at)
-        load.polled(now, facts, period=period, asked_at=asked_at)
-        backend.connected()
-        backend.metrics_up = True
+        backend.polled(now, facts, period=period, asked_at=asked_at)
         if before != (load.facts, True, load.counts(now), True):
             self._changed(backend)
 
     def _failed(self, backend: Backend, why: Unreadable) -> None:
         now = asyncio.get_running_loop().time()
         before = (backend.reachable, backend.metrics_up)
-        backend.load.poll_failed(now)
-        backend.metrics_up = False
-        backend.reached(not why.refused)
+        backend.unread(now, refused=why.refused)
         self._warn(backend, "metrics", why)
         if before != (backend.reachable, False):
             self._changed(backend)
@@ -269,7 +152,7 @@ class Poller:
                 self._warn(backend, "models", e)
             alone = backend.reading.path is None
             if alone:  # nothing else tells whether it is there
-                backend.reached(not refused)
+                backend.health.reached(asyncio.get_running_loop().time(), not refused)
             if before != (backend.models, backend.reachable):
                 self._changed(backend)
             often = alone or backend.models is None

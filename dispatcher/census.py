@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from common.jobs import Due, Running
 from common.queue import SNAPSHOT_MAX, Queue
 from common.settings import DispatcherSettings
-from dispatcher.backends import Backend
+from dispatcher.backend import Backend
 from dispatcher.runs import Runs
 
 log = logging.getLogger("fairlane.census")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from common.keys import CLASSES
 from common.metrics import DispatcherMetrics
 from common.settings import ModelSettings
-from dispatcher.backends import Backend
+from dispatcher.backend import Backend
 from dispatcher.routing import Place
 from dispatcher.slots import Ceiling, ModelSlots
 from dispatcher.turns import Rules, View
@@ -62,6 +62,11 @@ class Facts:
         inflight = self._inflight()
         taken = sum(b.load.counts(now).inflight for b in usable)
         return View(waiting, inflight, room, most, ceiling.busy_max, taken, due, look)
+
+    def spare(self, now: float, cls: str) -> Mapping[str, int]:
+        """How many more jobs of a class each backend has room for."""
+        view = self.view(now, {}, (), look=False, most=1)
+        return {url: place.room for url, place in view.room(cls, False).items()}
 
     def bound(self, now: float) -> None:
         """Jobs wait, and the reserved slots alone hold them back."""

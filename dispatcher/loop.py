@@ -7,6 +7,7 @@ the jobs that Redis says are ours and that are not known here are given back.
 
 import asyncio
 import logging
+import math
 
 from common.cost import pricing
 from common.errors import BrokerError, WireError
@@ -16,16 +17,18 @@ from common.outcomes import Outcome
 from common.queue import POP_BYTES_MAX, Queue
 from common.settings import ModelSettings
 from common.wire import JobMeta, decode_meta
-from dispatcher.backends import Backend
+from dispatcher.backend import Backend
 from dispatcher.census import Census
 from dispatcher.facts import Facts
 from dispatcher.leadership import Leadership, wait
 from dispatcher.parts import Parts
 from dispatcher.rate import Rate
 from dispatcher.reaper import Reaper
+from dispatcher.retries import elsewhere
 from dispatcher.routing import Router
 from dispatcher.runs import Run
 from dispatcher.turns import Round, Turn, engine_priority
+from dispatcher.watchdog import Watchdog
 from dispatcher.why import Why
 
 log = logging.getLogger("fairlane.loop")
@@ -68,6 +71,7 @@ class ModelLoop:
         """Whether a class may have jobs that `_waiting` does not count."""
         self._reconcile = True
         self._census = Census(self.queue, parts.owner, parts.runs, parts.settings)
+        self._watchdog = Watchdog(model, backends, parts.runs, parts.metrics)
         self._wake = asyncio.Event()
         self.popping = False
         """Whether jobs may be on their way to one of the backends."""
@@ -122,6 +126,7 @@ class ModelLoop:
         """Until cancelled. `stop` first gives up the lead."""
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._watchdog.run())
                 group.create_task(self._leadership.run())
                 group.create_task(self._pop_loop())
                 group.create_task(self._reap_loop())
@@ -224,8 +229,10 @@ class ModelLoop:
     def _take(self, leases: list[Lease], issued: float) -> None:
         """Start a relay for each."""
         now = asyncio.get_running_loop().time()
-        for lease in leases:
-            backend = next(b for b in self.backends if b.url == lease.backend)
+        backends = {b.url: b for b in self.backends}
+        placed = elsewhere(leases, backends, lambda cls: self._facts.spare(now, cls))
+        for popped, lease in zip(leases, placed, strict=True):
+            backend = backends[lease.backend]
             try:
                 meta = decode_meta(lease.meta)
             except WireError as e:
@@ -236,13 +243,13 @@ class ModelLoop:
             self.router.sent(backend.url)
             self._reaper.saw(lease.cls, lease.user)
             self._parts.metrics.popped(self.model, lease.cls, 1)
-            relay = self._relay(lease, meta, backend, issued)
+            relay = self._relay(lease, meta, backend, issued, moved=lease is not popped)
             task = asyncio.create_task(relay, name=lease.job)
             self._relays.add(task)
             task.add_done_callback(self._relayed)
 
     async def _relay(
-        self, lease: Lease, meta: JobMeta | None, backend: Backend, issued: float
+        self, lease: Lease, meta: JobMeta | None, backend: Backend, issued: float, *, moved: bool
     ) -> None:
         parts = self._parts
         out = parts.publisher.open(lease.job, lease.attempt, lease.replica, lease.channel)
@@ -256,6 +263,8 @@ class ModelLoop:
             return
         leads = self._leadership.leads
         run = Run(lease, meta, self.queue, backend, self._pricing, out, issued, leads)
+        if moved:
+            run.leased_at = -math.inf  # Redis is told before anything is sent
         if self._settings.engine_priority:
             run.priority = engine_priority(lease.cls, lease.inflight)
         await parts.relay.run(run, self.wake, self._settled)

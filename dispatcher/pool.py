@@ -17,7 +17,8 @@ from common.metrics import DispatcherMetrics
 from common.outcomes import Outcome
 from common.settings import BackendSettings, DispatcherSettings
 from common.wire import ServedBackend
-from dispatcher.backends import Backend, Poller
+from dispatcher.backend import Backend
+from dispatcher.backends import Poller
 from dispatcher.loop import ModelLoop
 from dispatcher.runs import Runs
 from dispatcher.sources.wanted import Wanted, diff

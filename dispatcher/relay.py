@@ -20,6 +20,7 @@ from dispatcher.closing import MESSAGES, Closing, Ending
 from dispatcher.dialects import error_event, json_to_stream
 from dispatcher.engine import Answer, Broken, EngineClient, Refused
 from dispatcher.engines.kinds import busy
+from dispatcher.retries import Retries
 from dispatcher.runs import Run, Runs
 
 log = logging.getLogger("fairlane.relay")
@@ -49,6 +50,7 @@ class Relay:
         self._runs = runs
         self._settings = settings
         self._metrics = metrics
+        self._retries = Retries(metrics)
 
     async def run(self, run: Run, wake: Callable[[], None], settled: Callable[[], None]) -> None:
         """One run to its end. `wake` is called when its backend has a place again, `settled` once
@@ -88,9 +90,7 @@ class Relay:
                 return ending
         finally:
             run.task = None
-        if run.stopped is Outcome.FAILED and not run.started:
-            return Ending(run.stopped, requeue=True)  # this process stops: another runs it
-        return Ending(run.stopped, MESSAGES.get(run.stopped, ""))
+        return self._retries.stopped(run, run.stopped)
 
     async def _serve(self, run: Run, wake: Callable[[], None]) -> Ending:
         lease, backend = run.lease, run.backend
@@ -108,22 +108,11 @@ class Relay:
                 host=backend.host,
             )  # fmt: skip
         except Refused:
-            self._refused(run)
-            return Ending(Outcome.TRIES, requeue=True)
+            return self._retries.refused(run)
         except Broken:
-            self._broke(run)
-            return Ending(Outcome.TRIES, requeue=True, counts=True)
+            return self._retries.broke(run)
         run.answer = answer
         return await self._answered(run, answer, wake)
-
-    def _refused(self, run: Run) -> None:
-        run.backend.refused(_now(), run.lease.job)
-
-    def _broke(self, run: Run) -> None:
-        """A job that broke before says more of itself than of this backend: one poisonous request
-        must not close an engine to everybody."""
-        if not run.lease.tries:
-            self._refused(run)
 
     async def _answered(self, run: Run, answer: Answer, wake: Callable[[], None]) -> Ending:
         try:
@@ -134,18 +123,14 @@ class Relay:
             if answer.content_type.startswith("application/json"):
                 return await self._unstreamed(run, answer, wake)
         except Broken:
-            if run.started:
-                return Ending(Outcome.FAILED, MESSAGES[Outcome.FAILED])
-            self._broke(run)
-            return Ending(Outcome.TRIES, requeue=True, counts=True)
+            return self._retries.broke_off(run) if run.started else self._retries.broke(run)
         return await self._stream(run, answer, wake)
 
     async def _refusal(self, run: Run, answer: Answer) -> Ending:
         """An error status: backpressure goes back to the queue, the rest is the client's."""
         body = await answer.rest()
         if busy(run.backend.reading.kind, answer.status, body):
-            self._refused(run)
-            return Ending(Outcome.TRIES, requeue=True)
+            return self._retries.refused(run)
         run.backend.started(_now(), run.lease.job)
         status = answer.status if answer.status >= 400 else 502
         error = read_error(body, status)
@@ -183,6 +168,7 @@ class Relay:
                 parts.append(data)
             if run.started:
                 run.out.data(data)
+                self._heard(run)
             elif kept > FRAME_BYTES_MAX:
                 frames = run.out.first(200, heads, False, b"".join(parts))
                 if not await self._closing.start(run, frames):
@@ -221,13 +207,18 @@ class Relay:
         return await self._whole(run, frames, Outcome.FINISHED)
 
     async def _read(self, run: Run, answer: Answer) -> bytes:
-        if run.started:
-            if run.out.full():
-                run.read_until = float("inf")  # a slow client is no silent engine
-                await run.out.room()
-                run.chunks.held_up(_now())
-            run.read_until = _now() + self._settings.silence_s
+        if run.started and run.out.full():
+            run.read_until = float("inf")  # a slow client is no silent engine
+            await run.out.room()
+            run.chunks.held_up(_now())
+            run.heard(_now(), self._settings.silence_s)
         return await answer.read()
+
+    def _heard(self, run: Run) -> None:
+        """A piece of the answer came, and not only a comment that keeps the connection."""
+        now = _now()
+        run.heard(now, self._settings.silence_s)
+        run.backend.health.heard_at = now
 
     async def _stream(self, run: Run, answer: Answer, wake: Callable[[], None]) -> Ending:
         """An event stream: whole events go on as they come."""
@@ -241,8 +232,7 @@ class Relay:
                 data, clean = b"", False
             step = rules.feed(data) if data else rules.finish(clean)
             if not seen and _declined(run, step):
-                self._refused(run)
-                return Ending(Outcome.TRIES, requeue=True)
+                return self._retries.refused(run)
             run.output += step.output_estimate
             if step.output_estimate and run.meta.choices == 1:  # several share their steps
                 run.chunks.came(_now(), step.output_estimate)
@@ -251,8 +241,10 @@ class Relay:
             if step.first_event and not seen:
                 seen = True
                 self._first_byte(run, wake)
-            if step.data and not await self._forward(run, answer, step):
-                return Ending(Outcome.LOST)
+            if step.data:
+                if not await self._forward(run, answer, step):
+                    return Ending(Outcome.LOST)
+                self._heard(run)
             if step.error is not None:
                 return self._stream_error(run, step.error, seen=seen)
             if step.done:
@@ -269,10 +261,11 @@ class Relay:
             run.out.data(
                 error_event(run.meta.dialect, error.message, error.type, error.code, error.param)
             )
+            if (error.status or 500) >= 500:
+                self._retries.broke_off(run)
             return Ending(Outcome.FAILED, error.message, told=True)
         if not seen or (error.status or 0) >= 500:
-            self._broke(run)
-            return Ending(Outcome.TRIES, requeue=True, counts=True)
+            return self._retries.broke(run)
         own = error.status is not None and error.status < 500
         outcome = Outcome.REFUSED if own else Outcome.FAILED
         return Ending(outcome, error.message, frames=self._error_frames(run, error))

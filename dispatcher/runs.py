@@ -20,7 +20,7 @@ from common.publish import Outgoing
 from common.queue import Queue
 from common.settings import DispatcherSettings
 from common.wire import JobMeta, Usage
-from dispatcher.backends import Backend
+from dispatcher.backend import Backend
 from dispatcher.engine import Answer
 from dispatcher.tpot import Chunks
 
@@ -65,6 +65,9 @@ class Run:
         self.usage: Usage | None = None
         self.charged = lease.charged
         self.read_until = float("inf")
+        """When it has been silent for too long; infinite while nothing is read."""
+        self.heard_at = now
+        """When the last piece of the answer came."""
         self.stopped: Outcome | None = None
         self.task: asyncio.Task[None] | None = None
         """The relay's, while the engine has its part; None before and after."""
@@ -78,6 +81,11 @@ class Run:
             self.stopped = why
             if self.task is not asyncio.current_task():
                 self.task.cancel()
+
+    def heard(self, now: float, silence_s: float) -> None:
+        """A piece of the answer came, and the next may take so long."""
+        self.heard_at = now
+        self.read_until = now + silence_s
 
     def spent(self) -> Usage:
         """What the engine told, or as far as can be counted from outside."""

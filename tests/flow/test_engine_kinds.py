@@ -3,7 +3,7 @@
 import pytest
 
 from common.outcomes import Outcome
-from dispatcher.backends import Backend
+from dispatcher.backend import Backend
 from sim.settings import EngineSettings, Face
 from sim.transport import EngineTransport
 from tests.flow.world import World, world

@@ -93,6 +93,13 @@ class Engine(player.Backend):  # type: ignore[misc,name-defined]
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def close_port(self) -> None:
+        """As vLLM does at SIGTERM: connections are neither taken nor kept, but for those of the
+        requests that are being answered."""
+        self.srv.close()
+        for task in self._tasks - self._posts.keys():
+            task.cancel()
+
     async def end(self) -> None:
         """Close everything."""
         self.srv.close()

@@ -16,8 +16,10 @@ import pytest
 
 from common.settings import BackendSettings
 from dispatcher.admission import Counts, Room
-from dispatcher.backends import MISSES_MAX, Backend, Poller
+from dispatcher.backend import Backend
+from dispatcher.backends import Poller
 from dispatcher.engines.facts import EngineFacts
+from dispatcher.health import MISSES_MAX
 from dispatcher.pages import PAGE_BYTES_MAX
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
@@ -166,9 +168,10 @@ async def test_a_dead_engine_is_not_reachable_and_back_when_it_is_back() -> None
         await wait_until(lambda: watch.backend.reachable is False, timeout=0.4)
         assert watch.changes == changes + 2
         await pass_time(1)
-        assert watch.room() == Room(1), "only what it refuses takes it out of use"
+        assert watch.room().n == 0
         engine.revive()
-        await wait_until(lambda: watch.backend.reachable and watch.room() == Room(3), timeout=0.2)
+        await wait_until(lambda: watch.backend.reachable and watch.room() == Room(1), timeout=0.2)
+        assert not watch.backend.usable(asyncio.get_running_loop().time()), "one job is its trial"
 
 
 async def test_a_backend_that_misses_a_few_polls_stays_reachable() -> None:
@@ -186,14 +189,14 @@ async def test_a_backend_that_misses_a_few_polls_stays_reachable() -> None:
 
 async def test_a_backend_that_answers_jobs_is_reachable_whatever_its_polls_say() -> None:
     backend = Backend(BackendSettings(url=URL))
-    backend.missed()
+    backend.unread(0.0, refused=True)
     assert backend.reachable is False, "one never reached"
-    for _ in range(5):
-        backend.started(0.0, "job")
-        for _ in range(MISSES_MAX - 1):
-            backend.missed()
+    for n in range(5):
+        backend.started(10.0 * n, "job")
+        for _ in range(MISSES_MAX):
+            backend.unread(10.0 * n + 9.9, refused=True)
         assert backend.reachable
-    backend.missed()
+    backend.unread(50.0, refused=True)
     assert backend.reachable is False
 
 
@@ -363,4 +366,6 @@ async def test_a_refusal_takes_a_backend_out_of_use_and_a_first_byte_brings_it_b
         assert watch.room() == Room(1), "cancelled before it told anything"
         backend.sent(now, "c", "standard", streams=True)
         backend.started(now, "c")
+        assert watch.room() == Room(2), "slowly"
+        await pass_time(1)
         assert watch.room() == Room(3)

@@ -7,7 +7,7 @@ from common.cost import Terms
 from common.jobs import Limits, NewJob
 from common.queue import Queue
 from common.settings import BackendSettings, DispatcherSettings
-from dispatcher.backends import Backend
+from dispatcher.backend import Backend
 from dispatcher.census import SILENT_RENEWALS, Census
 from dispatcher.runs import Runs
 

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from common.metrics import DispatcherMetrics
 from common.settings import BackendSettings, ClassSettings, ModelSettings
-from dispatcher.backends import Backend
+from dispatcher.backend import Backend
 from dispatcher.engines.facts import EngineFacts
 from dispatcher.facts import Facts, wanted
 from dispatcher.turns import Rules, View
@@ -22,7 +22,7 @@ def backends(*slots: int | None) -> list[Backend]:
     ]
     for backend in made:
         backend.load.polled(0, EngineFacts(0, 0, 0.0), period=1_000)
-        backend.connected()
+        backend.health.connected(0)
     return made
 
 
