@@ -5,8 +5,9 @@ a type that ends in `*` takes the rest. The loader puts one generated line in fr
 which makes locals of the slots (so an error's line number is the file's plus one), and which is
 the only place that reads the server's clock: a script with a slot `now_ms` gets the time given,
 or, for 0, the time of the Redis server; `now_us` is the same in microseconds. A number that is none
-ends the script there, before anything is written. `-- USES name` puts the functions of
-`lib/name.lua` into that line too: what several verbs do in the same way stands there once.
+ends the script there, before anything is written; `nums` are several with spaces between them.
+`-- USES name` puts the functions of `lib/name.lua` into that line too, which may use the slots:
+what several verbs do in the same way stands there once.
 """
 
 import hashlib

@@ -55,9 +55,10 @@ for i = 1, n do
 end
 
 -- A level of the order, as `levels` makes them; a backlog of the group counts while jobs wait there.
-local function level(class, name, before, down)
-  local out = {class.backlog .. down, name = name, at = group .. down,
-               counter = counter_prefix .. group .. down, before = before}
+local counter = counter_prefix .. group
+local function level(class, name, before, at, down)
+  local out = {class.backlog .. down, name = name, at = at, counter = counter .. down,
+               before = before}
   for _, other in ipairs(members) do
     if other ~= class and other.jobs > 0 then out[#out + 1] = other.backlog .. down end
   end
@@ -70,12 +71,12 @@ local function take(class, lane, job, at, size, more, charge)
     redis.call('ZREM', lane, job)
     redis.call('ZREM', deadlines, job)
     wait_of(waiting, class.name, at, -1, 0 - size)
-    class.jobs, class.group.jobs = class.jobs - 1, class.group.jobs - 1
+    class.jobs, class.group.jobs, class.less = class.jobs - 1, class.group.jobs - 1, true
   end
   left(at, more, charge)
 end
 
-local out, looked, bytes, gone = {'popped', 0, 0}, 0, 0, nil
+local out, looked, bytes, gone, v = {'popped', 0, 0}, 0, 0, nil, nil
 while #out - 3 < wanted and looked < batch and bytes < bytes_max do
   looked = looked + 1
   local idle = #out - 3 >= anyone
@@ -86,10 +87,10 @@ while #out - 3 < wanted and looked < batch and bytes < bytes_max do
   local job, at = heads[1], nil
   if own then
     local key = string.match(user, '^[^:]*')
-    at = {level(class, key .. ':', first, ''), level(class, user, own, ':' .. key)}
-    at[2].at = at[2].at .. ':'
+    at = {level(class, key .. ':', first, group, ''),
+          level(class, user, own, group .. ':' .. key .. ':', ':' .. key)}
   else
-    at = {level(class, user, first, '')}
+    at = {level(class, user, first, group, '')}
   end
   local record, body = job_prefix .. (job or ''), body_prefix .. (job or '')
   local r = job and redis.call('HMGET', record, 'state', 'terms', 'size', 'replica', 'arrival',
@@ -106,18 +107,19 @@ while #out - 3 < wanted and looked < batch and bytes < bytes_max do
     if job and r[1] ~= 'running' then redis.call('DEL', body) end
   else
     if idle or #may < #members then first = next_turn(members, false) or first end
-    local weight, fixed, unit, square, most = string.match(r[2], '(%S+) (%S+) (%S+) (%S+) (%S+)')
+    local weight, fixed, unit, square, most = string.match(r[2], '^(%S+) (%S+) (%S+) (%S+) (%S+)')
     local x = math.min(redis.call('HGET', ewma, user) or start, most)
     local cost, data = fixed + unit * x + square * x * x, redis.call('GET', body) or ''
     local charge = cost / weight
     take(class, lane, job, at, r[3], #heads > 1, charge)
     -- Who goes before its turn, to a place that is not for all, takes V no further than `first`,
     -- whose turn it is.
-    follow(at[1], math.floor(math.min(at[1].before, first)), known)
+    v = follow(at[1], math.floor(math.min(at[1].before, first)), known) or v
     if own then
       local field = at[2].at
       local theirs = redis.call('HMGET', board, 'v:' .. field, 'back:' .. field, field)
-      follow(at[2], math.floor(own), theirs)
+      local new = follow(at[2], math.floor(own), theirs)
+      if new then redis.call('HSET', board, 'v:' .. field, new) end
     end
     owe(every, class.group, floor, cost)
     local charged = string.format('%.17g', charge)
@@ -133,8 +135,10 @@ while #out - 3 < wanted and looked < batch and bytes < bytes_max do
 end
 local set, left_of = {'bytes', (l[5] or 0) - (gone or 0)}, {}
 for i, class in ipairs(classes) do
-  set[2 * i + 1], set[2 * i + 2], left_of[i] = names[wanted + 2 * n + i], class.jobs, class.jobs
+  if class.less then set[#set + 1], set[#set + 2] = 'jobs:' .. class.name, class.jobs end
+  left_of[i] = class.jobs
 end
+if v then set[#set + 1], set[#set + 2] = 'v:' .. group, v end
 out[2], out[3] = left_of, due(every, set)
 if gone then redis.call('HSET', board, unpack(set)) end
 return out

@@ -144,8 +144,8 @@ MUTANTS = [
     Mutant(
         "V is kept of keys alone",
         "pop",
-        "follow(at[2], math.floor(own), theirs)",
-        "do end",
+        "if new then",
+        "if false then",
     ),
     Mutant(
         "places for the idle are for anyone",

@@ -36,14 +36,14 @@ end
 
 -- V follows the counter of who goes. It falls by no more than was given back since it last rose:
 -- so far nobody's service ever came, and newcomers, who stand behind V, must not wait for it.
--- `known`: V, what was given back, and lifts.
+-- `known`: V, what was given back, and lifts. Returns V where it is to be written.
 local function follow(level, c, known)
   local v, back = tonumber(known[1] or 0), tonumber(known[2] or 0)
   if c < v then c = math.max(0, c, math.ceil(v - back)) end
-  if c == v then return end
-  redis.call('HSET', board, 'v:' .. level.at, string.format('%.0f', c))
+  if c == v then return nil end
   if known[2] or known[3] then redis.call('HDEL', board, level.at, 'back:' .. level.at) end
   local kept = c < v and back > v - c and string.format('%.17g', back - (v - c))
   if kept then redis.call('HSET', board, 'back:' .. level.at, kept) end
   known[1], known[2], known[3] = c, kept, false
+  return string.format('%.0f', c)
 end
