@@ -88,7 +88,7 @@ async def waiting(cores: Cores, jobs: int) -> list[Figure]:
 
 def waits(client: "redis.Redis") -> int:
     """Jobs waiting in Redis."""
-    found: Any = client.hget(ModelKeys(MODEL).waiting, "jobs")
+    found: Any = client.zcard(ModelKeys(MODEL).deadlines)
     return int(found or 0)
 
 

@@ -16,7 +16,7 @@ from common.jobs import Lease, Limits, NewJob
 from common.outcomes import Outcome
 from common.queue import Queue
 from common.settings import ModelSettings
-from common.wire import JobMeta, Usage
+from common.wire import JobMeta
 
 MODEL = "bench"
 OWNER = "dispatcher-bench"
@@ -149,7 +149,6 @@ class Verbs:
         run = self._leases.pop()
         word = await self._queue.settle(
             run, OWNER, Outcome.FINISHED, b"x" * 100, cost=200.0, learn=96,
-            usage=Usage(8, 0, 96), seq=3,
         )  # fmt: skip
         assert word == "settled", word
 

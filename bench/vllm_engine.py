@@ -199,7 +199,7 @@ class Asker:
 
     async def queued(self) -> int:
         """Jobs waiting in Fairlane."""
-        return int(await self._redis.hget(ModelKeys(MODEL).waiting, "jobs") or 0)
+        return int(await self._redis.zcard(ModelKeys(MODEL).deadlines))
 
     async def leftovers(self) -> list[str]:
         """Keys in Redis that may not stay when no job is open, and how long they will (ms)."""

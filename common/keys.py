@@ -77,7 +77,7 @@ def control(dispatcher: str) -> str:
 
 
 class ClassKeys(msgspec.Struct, frozen=True):
-    """The keys of one priority class of a model; its group decides counter and vtime."""
+    """The keys of one priority class of a model; its group decides the counter."""
 
     name: str
     group: str
@@ -87,10 +87,6 @@ class ClassKeys(msgspec.Struct, frozen=True):
     counter: str
     """hash: idle users' counters; dropped once at or below V with nothing in flight.
     With `:<key>` the same for the sub-users of one key."""
-    vtime: str
-    """string: V, the whole part of the counter at the last pop; falls only by what was given back
-    since it last changed. Permanent.
-    With `:<key>` the same among the sub-users of one key, for as long as the key has a counter."""
     others: tuple[str, ...]
     """Backlogs of the other classes of the group."""
 
@@ -108,15 +104,19 @@ class ModelKeys:
         self.lane_prefix = f"{p}lane:"
         self.record_prefix = f"{p}job:"
         self.body_prefix = f"{p}body:"
-        self.arrival = f"{p}arrival"
-        """string, permanent: the last arrival number (µs of the Redis clock, strictly rising)."""
-        self.groups = f"{p}groups"
-        """hash, permanent: `<group>`, `<group>:<key>:` lifts since that V last changed, the same
-        after `back:` what was given back since; `owed:<group>` what the group may go for before
-        its turn."""
+        self.board = f"{p}board"
+        """hash, permanent: what there is one of.
+        Who leads: `owner`, `term`, `deadline`, `reap_after`, `hold`.
+        What waits: `jobs:<class>`, `bytes`.
+        `arrival`: the last arrival number (µs of the Redis clock, strictly rising).
+        The order: `v:<group>` V, the whole part of the counter at the last pop, which
+        falls only by what was given back since it last changed; `<group>` lifts and `back:<group>`
+        what was given back since then. `<group>:<key>:` the same among the sub-users of one key,
+        for as long as the key has a counter. `owed:<group>` what the group may go for before its
+        turn."""
         self.waiting = f"{p}waiting"
-        """hash: `jobs`, `bytes`, `jobs:<class>`, `jobs:<class>:<user>`, `bytes:<user>` waiting;
-        all sub-users of a key together count as `<key>:`."""
+        """hash: `<user>` bytes that wait, `<key>:` those of all its sub-users, `<class>:<key>:`
+        their jobs. A user's jobs are those of its lane."""
         self.deadlines = f"{p}deadlines"
         """zset: waiting job -> deadline in ms of the Redis clock."""
         self.running = f"{p}running"
@@ -125,29 +125,28 @@ class ModelKeys:
         """hash: user -> running jobs; `<key>:` those of all its sub-users."""
         self.ewma = f"{p}ewma"
         """hash, permanent: user -> mean units of cost; bounded by `reap`."""
-        self.leader = f"{p}leader"
-        """hash, permanent: owner, term, deadline, reap_after, hold."""
         self.bell = f"{p}bell"
         """channel: `<event> <job> <backend or ->` for cancel, start, settle, requeue, assert;
         `enqueue <job> <class>`; `give <dispatcher> -` from a leader that gives up the lead."""
         self.backlog_prefix = f"{p}backlog:"
         self.counter_prefix = f"{p}counter:"
-        self.vtime_prefix = f"{p}vtime:"
         self.classes = {
             c: ClassKeys(
                 c, group, self.backlog_prefix + c, self.counter_prefix + group,
-                self.vtime_prefix + group,
                 tuple(self.backlog_prefix + o for o in members if o != c),
             )
             for group, members in GROUPS[policy]
             for c in members
         }  # fmt: skip
+        sides = self.classes.values()
+        self.tallies = *(f"jobs:{c.name}" for c in sides), *(f"owed:{c.group}" for c in sides)
+        """Fields of the board: of each class its jobs, then of each what its group is owed."""
 
     def order(self, cls: str, user: str) -> list[str]:
-        """Where a user of a class stands, as scripts take it: backlogs, counter and V of its
+        """Where a user of a class stands, as scripts take it: backlogs and counter of its
         level; of a sub-user its key's level, then its own."""
         side, key = self.classes[cls], parent(user)
-        top = [side.backlog, *side.others, side.counter, side.vtime]
+        top = [side.backlog, *side.others, side.counter]
         return top + [f"{k}:{key}" for k in top] if key else top
 
     def lane(self, cls: str, user: str) -> str:
@@ -159,7 +158,7 @@ class ModelKeys:
         return self.record_prefix + job
 
     def body(self, job: str) -> str:
-        """string: the request body; deleted when the job ends."""
+        """string: `<bytes of meta>:`, wire.JobMeta, the request body; deleted when the job ends."""
         return self.body_prefix + job
 
     def owned(self, replica: str) -> str:
@@ -171,6 +170,5 @@ class ModelKeys:
 
         Idle users' counters count among them: `reap` drops each once V has passed it.
         """
-        shared = (GATEWAYS, MODELS, BACKENDS, KNOWN)
-        fixed = (*shared, self.arrival, self.groups, self.ewma, self.leader)
-        return key in fixed or key.startswith((self.counter_prefix, self.vtime_prefix))
+        fixed = (GATEWAYS, MODELS, BACKENDS, KNOWN, self.board, self.ewma)
+        return key in fixed or key.startswith(self.counter_prefix)

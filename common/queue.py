@@ -9,9 +9,7 @@ Every method raises BrokerDown (nothing ran), BrokerUncertain (it may have run) 
 """
 
 from collections.abc import Sequence
-from typing import Literal
-
-import msgspec
+from typing import Any, Literal
 
 from common import keys
 from common.broker import Broker
@@ -29,9 +27,8 @@ from common.jobs import (
     Snapshot,
     Waiting,
 )
-from common.keys import GROUPS, ModelKeys, Policy
+from common.keys import ModelKeys, Policy
 from common.outcomes import Outcome
-from common.wire import Usage
 
 RECORD_KEEP_MS = 600_000
 TOMBSTONE_MS = 60_000
@@ -45,6 +42,7 @@ SNAPSHOT_MAX = 1_000
 REAP_MAX = 100
 EWMA_MAX = 10_000
 COUNTERS_MAX = 100_000
+META_DIGITS_MAX = 10
 
 
 class Queue:
@@ -69,7 +67,7 @@ class Queue:
     ) -> Led:
         """Take, renew or give up leadership. A renewal over 1 s after the last counts as a gap."""
         reply = await self.broker.call(
-            "lead", leader=self.keys.leader, now_ms=now_ms, op=op, owner=owner, term=term,
+            "lead", board=self.keys.board, now_ms=now_ms, op=op, owner=owner, term=term,
             lease_ms=lease_ms, grace_ms=grace_ms, gap_ms=1_000, hold_ms=hold_ms,
         )  # fmt: skip
         word = reply[0].decode()
@@ -84,16 +82,14 @@ class Queue:
         k, user = self.keys, keys.path(job.user, job.sub)
         reply = await self.broker.call(
             "enqueue", record=k.record(job.id), body=k.body(job.id), lane=k.lane(job.cls, user),
-            groups=k.groups, arrivals=k.arrival, waiting=k.waiting, deadlines=k.deadlines,
+            board=k.board, waiting=k.waiting, deadlines=k.deadlines,
             owned=k.owned(job.replica), order=k.order(job.cls, user), now_ms=now_ms, job=job.id,
             user=user, group=k.classes[job.cls].group, arrival=job.arrival, floor=job.floor,
             wait_ms=job.wait_ms, user_jobs=limits.user_jobs, user_bytes=limits.user_bytes,
             key_jobs=limits.key_jobs, key_bytes=limits.key_bytes,
             model_jobs=limits.model_jobs, model_bytes=limits.model_bytes,
-            fixed=job.terms.fixed, per_unit=job.terms.per_unit, per_square=job.terms.per_square,
-            most=job.terms.most, weight=job.weight, replica=job.replica,
-            channel=keys.reply(job.replica),
-            meta=job.meta, data=job.body, owned_ms=OWNED_KEEP_MS, bell=k.bell,
+            terms=_numbers(job.weight, job.terms), replica=job.replica, size=len(job.body),
+            data=_stored(job.meta, job.body), owned_ms=OWNED_KEEP_MS, bell=k.bell,
             **{"class": job.cls},
         )  # fmt: skip
         word = reply[0].decode()
@@ -131,24 +127,26 @@ class Queue:
         The caller owns what it gets. Never cancelled midway and never repeated: after an error
         the leader looks for running jobs of its own that it does not know.
         """
-        k = self.keys
+        k, group = self.keys, self.keys.classes[classes[0]].group
         reply = await self.broker.call(
-            "pop", leader=k.leader, running=k.running, inflight=k.inflight, ewma=k.ewma,
-            groups=k.groups, waiting=k.waiting, deadlines=k.deadlines, now_ms=now_ms, owner=owner,
-            term=term, lease_ms=lease_ms, policy=k.groups_text,
-            group=k.classes[classes[0]].group, classes=",".join(classes),
-            lane_prefix=k.lane_prefix, backlog_prefix=k.backlog_prefix,
-            counter_prefix=k.counter_prefix, vtime_prefix=k.vtime_prefix,
+            "pop", running=k.running, inflight=k.inflight, ewma=k.ewma, board=k.board,
+            waiting=k.waiting, deadlines=k.deadlines, now_ms=now_ms, owner=owner, term=term,
+            lease_ms=lease_ms, group=group, lane_prefix=k.lane_prefix,
+            backlog_prefix=k.backlog_prefix, counter_prefix=k.counter_prefix,
             job_prefix=k.record_prefix, body_prefix=k.body_prefix, start=start, floor=floor,
             anyone=len(backends) if anyone is None else anyone, user_max=user_max,
-            batch=POP_HEADS_MAX, scan=POP_SCAN_MAX, bytes_max=POP_BYTES_MAX, backends=backends,
+            batch=POP_HEADS_MAX, scan=POP_SCAN_MAX, bytes_max=POP_BYTES_MAX, wanted=len(backends),
+            names=[*backends, *k.classes, *(
+                "1" if c in classes else "0" if side.group == group else "-"
+                for c, side in k.classes.items()
+            ), *k.tallies],
         )  # fmt: skip
         word = reply[0].decode()
         if word != "popped":
             return Popped(word, [], held_ms=int(reply[1]) if word == "held" else 0)
-        every = [c for _, members in GROUPS[k.policy] for c in members]
-        left = dict(zip(every, map(int, reply[1]), strict=True))
-        return Popped(word, [_lease(r) for r in reply[3:]], left, tuple(map(_text, reply[2])))
+        left = dict(zip(k.classes, reply[1], strict=True))
+        leases = [_lease(r, backend) for r, backend in zip(reply[3:], backends, strict=False)]
+        return Popped(word, leases, left, tuple(_text(f).removeprefix("owed:") for f in reply[2]))
 
     async def start(
         self, job: str, owner: str, attempt: int, channel: str, frames: bytes, *, ring: bool = True
@@ -202,8 +200,6 @@ class Queue:
         heir: bool = False,
         cost: float | None = None,
         learn: float | None = None,
-        usage: Usage | None = None,
-        seq: int = -1,
         ring: bool = True,
         now_ms: int = 0,
     ) -> Literal["settled", "lost", "unknown"]:
@@ -215,12 +211,12 @@ class Queue:
         k = self.keys
         reply = await self.broker.call(
             "settle", record=k.record(run.job), body=k.body(run.job), running=k.running,
-            inflight=k.inflight, ewma=k.ewma, groups=k.groups,
+            inflight=k.inflight, ewma=k.ewma, board=k.board,
             group=k.classes[run.cls].group, owned=k.owned(run.replica),
             order=k.order(run.cls, run.user), now_ms=now_ms, job=run.job, owner=owner,
             attempt=run.attempt, heir=int(heir), outcome=str(outcome),
             cost="" if cost is None else float(cost), learn="" if learn is None else learn,
-            alpha=OUTPUT_ALPHA, usage=msgspec.msgpack.encode(usage) if usage else b"", seq=seq,
+            alpha=OUTPUT_ALPHA,
             keep_ms=RECORD_KEEP_MS, again_ms=ORPHAN_AGAIN_MS, channel=run.channel,
             frames=frames, bell=k.bell if ring else "",
         )  # fmt: skip
@@ -251,7 +247,7 @@ class Queue:
         """
         k = self.keys
         reply = await self.broker.call(
-            "requeue", record=k.record(run.job), lane=k.lane(run.cls, run.user), groups=k.groups,
+            "requeue", record=k.record(run.job), lane=k.lane(run.cls, run.user), board=k.board,
             group=k.classes[run.cls].group,
             running=k.running, inflight=k.inflight, waiting=k.waiting, deadlines=k.deadlines,
             order=k.order(run.cls, run.user), now_ms=now_ms,
@@ -274,22 +270,22 @@ class Queue:
         """The verb `assert`: tell Redis again of a run it may have lost. The caller owns it on
         `running` and `restored`, and must stop it on the others."""
         k = self.keys
-        fields: dict[str, str | bytes] = {
-            "backend": backend, "started": str(int(started)), "arrival": str(run.arrival),
-            "fixed": f"{run.terms.fixed:.17g}", "per_unit": f"{run.terms.per_unit:.17g}",
-            "per_square": f"{run.terms.per_square:.17g}", "most": str(run.terms.most),
-            "weight": f"{run.weight:.17g}",
-            "replica": run.replica, "channel": run.channel, "meta": run.meta,
+        fields = {
+            "backend": backend, "arrival": str(run.arrival),
+            "terms": _numbers(run.weight, run.terms), "replica": run.replica,
             "deadline": str(run.deadline_ms), "tries": str(run.tries),
             "size": str(len(run.body)), "floor": "0",
         }  # fmt: skip
+        if started:
+            fields["started"] = "1"
         reply = await self.broker.call(
-            "assert", record=k.record(run.job), body=k.body(run.job),
+            "assert", board=k.board, record=k.record(run.job), body=k.body(run.job),
             lane=k.lane(run.cls, run.user), running=k.running, inflight=k.inflight,
             waiting=k.waiting, deadlines=k.deadlines, owned=k.owned(run.replica),
             order=k.order(run.cls, run.user), now_ms=now_ms, job=run.job, owner=owner,
             attempt=run.attempt, lease_ms=lease_ms, user=run.user, charged=charged,
-            data=b"" if started else run.body, owned_ms=OWNED_KEEP_MS, bell=k.bell,
+            data=b"" if started else _stored(run.meta, run.body), owned_ms=OWNED_KEEP_MS,
+            bell=k.bell,
             fields=[v for name, value in fields.items() for v in (name, value)],
             **{"class": run.cls},
         )  # fmt: skip
@@ -311,7 +307,7 @@ class Queue:
         which still owns it. `user` is its path."""
         k = self.keys
         reply = await self.broker.call(
-            "cancel", record=k.record(job), body=k.body(job), lane=k.lane(cls, user),
+            "cancel", board=k.board, record=k.record(job), body=k.body(job), lane=k.lane(cls, user),
             waiting=k.waiting, deadlines=k.deadlines, running=k.running, owned=k.owned(replica),
             order=k.order(cls, user), now_ms=now_ms, job=job,
             reason=str(reason), due=int(due), keep_ms=TOMBSTONE_MS,
@@ -339,12 +335,12 @@ class Queue:
         k = self.keys
         down = f"{group}:{key}" if key else group
         reply = await self.broker.call(
-            "reap", leader=k.leader, running=k.running, deadlines=k.deadlines,
-            inflight=k.inflight, ewma=k.ewma, groups=k.groups, counter=k.counter_prefix + down,
-            vtime=k.vtime_prefix + down, owned=[k.owned(r) for r in dead], now_ms=now_ms,
+            "reap", running=k.running, deadlines=k.deadlines,
+            inflight=k.inflight, ewma=k.ewma, board=k.board, counter=k.counter_prefix + down,
+            sub=f":{key}:" if key else "", owned=[k.owned(r) for r in dead], now_ms=now_ms,
             owner=owner, term=term, lease_ms=lease_ms, batch=REAP_MAX, cursor=cursor,
             ewma_max=EWMA_MAX, counters_max=COUNTERS_MAX, group=group, job_prefix=k.record_prefix,
-            counter_prefix=k.counter_prefix, vtime_prefix=k.vtime_prefix,
+            counter_prefix=k.counter_prefix,
         )  # fmt: skip
         if reply[0] != b"due":
             return None
@@ -362,7 +358,7 @@ class Queue:
         running jobs, up to SNAPSHOT_MAX."""
         k = self.keys
         reply = await self.broker.call(
-            "snapshot", leader=k.leader, waiting=k.waiting, running=k.running,
+            "snapshot", board=k.board, waiting=k.waiting, running=k.running,
             batch=SNAPSHOT_MAX, most=SNAPSHOT_MAX if runs else 0,
             job_prefix=k.record_prefix, lane_prefix=k.lane_prefix,
             backlog_prefix=k.backlog_prefix, policy=k.groups_text,
@@ -372,8 +368,7 @@ class Queue:
             Running(_text(j), _text(o), int(a), _text(b), s == b"1", _text(u), _text(c), int(at))
             for j, o, a, b, s, u, c, at in reply[3]
         ]
-        every = [c for _, members in GROUPS[k.policy] for c in members]
-        waiting = dict(zip(every, reply[2], strict=True))
+        waiting = dict(zip(k.classes, reply[2], strict=True))
         found = reply[4]
         return Snapshot(
             reply[0].decode(), int(reply[1]), waiting, running, list(found[: len(asked)]),
@@ -392,13 +387,27 @@ async def heartbeat(
     return reply.decode()  # type: ignore[no-any-return]
 
 
-def _lease(r: list[bytes]) -> Lease:
+def _numbers(weight: float, terms: Terms) -> str:
+    """As a record has them."""
+    return f"{weight!r} {terms.fixed!r} {terms.per_unit!r} {terms.per_square!r} {terms.most}"
+
+
+def _stored(meta: bytes, body: bytes) -> bytes:
+    """What stands under a job's body key; of a meta that is never text."""
+    return b"%d:%b%b" % (len(meta), meta, body)
+
+
+def _lease(r: list[Any], backend: str) -> Lease:
+    weight, fixed, unit, square, most = r[5].split()
+    replica, stored = r[6].decode(), r[11]
+    at = stored.find(b":", 0, META_DIGITS_MAX) + 1
+    end = at + int(stored[: at - 1] or 0) if at else 0
     return Lease(
         job=r[0].decode(), user=r[1].decode(), cls=r[2].decode(), attempt=int(r[3]),
-        backend=r[4].decode(), charged=float(r[5]),
-        terms=Terms(float(r[6]), float(r[7]), float(r[8]), int(r[9])), weight=float(r[10]),
-        meta=r[11], channel=r[12].decode(), replica=r[13].decode(), tries=int(r[14]),
-        arrival=int(r[15]), deadline_ms=int(r[16]), inflight=int(r[17]), body=r[18],
+        backend=backend, charged=float(r[4]),
+        terms=Terms(float(fixed), float(unit), float(square), int(most)), weight=float(weight),
+        meta=stored[at:end], channel=keys.reply(replica), replica=replica, tries=int(r[7]),
+        arrival=int(r[8]), deadline_ms=int(r[9]), inflight=r[10], body=stored[end:],
     )  # fmt: skip
 
 
@@ -414,7 +423,8 @@ def _lane(r: list[bytes]) -> Lane:
 
 
 def _due(r: list[bytes]) -> Due:
-    why, job, state, user, cls, owner, attempt, started, channel, replica = (v.decode() for v in r)
+    why, job, state, user, cls, owner, attempt, started, replica = (v.decode() for v in r)
+    channel = keys.reply(replica) if replica else ""
     return Due(
         why, job, state, user, cls, owner, int(attempt), started == "1", channel, replica  # type: ignore[arg-type]
     )  # fmt: skip

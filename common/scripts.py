@@ -5,8 +5,9 @@ a type that ends in `*` takes the rest. The loader puts one generated line in fr
 which makes locals of the slots (so an error's line number is the file's plus one), and which is
 the only place that reads the server's clock: a script with a slot `now_ms` gets the time given,
 or, for 0, the time of the Redis server; `now_us` is the same in microseconds. A number that is none
-ends the script there, before anything is written. `-- USES name` puts the functions of
-`lib/name.lua` into that line too: what several verbs do in the same way stands there once.
+ends the script there, before anything is written; `nums` are several with spaces between them.
+`-- USES name` puts the functions of `lib/name.lua` into that line too, which may use the slots:
+what several verbs do in the same way stands there once.
 """
 
 import hashlib
@@ -88,17 +89,27 @@ def parse(name: str, source: str, libraries: Mapping[str, str] | None = None) ->
 
 
 def _prologue(slots: dict[str, list[Slot]]) -> str:
-    parts = []
-    for kind in ("KEYS", "ARGV"):
+    parts = ["local K,A,N=KEYS,ARGV,tonumber "]
+    checked = []
+    for source, kind in (("K", "KEYS"), ("A", "ARGV")):
+        names, values = [], []
         for i, slot in enumerate(slots[kind], start=1):
-            value = f"{kind}[{i}]"
+            value = f"{source}[{i}]"
             if slot.rest:
-                parts.append(f"local {slot.name}={{}} for i={i},#{kind} do ")
-                parts.append(f"{slot.name}[#{slot.name}+1]={kind}[i] end ")
-            elif slot.type == "num":
-                parts.append(f"local {slot.name}=assert(tonumber({value}),'{slot.name}') ")
-            else:
-                parts.append(f"local {slot.name}={value} ")
+                parts.append(f"local {slot.name}={{}} for i={i},#{source} do ")
+                parts.append(f"{slot.name}[i-{i - 1}]={source}[i] end ")
+                continue
+            names.append(slot.name)
+            values.append(f"N({value})" if slot.type == "num" else value)
+            if slot.type == "num":
+                checked.append((slot.name, slot.name))
+            elif slot.type == "nums":
+                checked.append((slot.name, f"string.find({value},'^[%d.e+ -]+$')"))
+        if names:
+            parts.append(f"local {','.join(names)}={','.join(values)} ")
+    if checked:
+        wrong = " or ".join(f"not {check} and '{name}'" for name, check in checked)
+        parts.append(f"if not({' and '.join(c for _, c in checked)}) then error({wrong}) end ")
     if any(s.name == "now_ms" for s in slots["ARGV"]):
         parts.append(
             "local now_us=now_ms*1000 if now_ms==0 then local t=redis.call('TIME') "

@@ -141,7 +141,7 @@ class Closing:
                 lambda: run.queue.settle(
                     run.lease, self._owner, ending.outcome, batch,
                     cost=None if ending.outcome is Outcome.TIMEOUT else cost,
-                    learn=learn, usage=usage, seq=run.out.seq - 1, ring=not run.leads(),
+                    learn=learn, ring=not run.leads(),
                 )
             )  # fmt: skip
             if word != "unknown" or not await self._persist(lambda: self._runs.restore(run)):

@@ -255,9 +255,7 @@ class ModelLoop:
         out = parts.publisher.open(lease.job, lease.attempt, lease.replica, lease.channel)
         if meta is None:
             end = out.end(Outcome.FAILED, "The request cannot be read.", None, issued)
-            await self.queue.settle(
-                lease, parts.owner, Outcome.FAILED, out.batch([end]), cost=0.0, seq=0
-            )
+            await self.queue.settle(lease, parts.owner, Outcome.FAILED, out.batch([end]), cost=0.0)
             out.grant()
             backend.ended(asyncio.get_running_loop().time(), lease.job)
             return

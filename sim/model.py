@@ -162,7 +162,7 @@ class Model(Turns, Runs):
         before = self.inflight(levels[0][1])
         job.attempt = max((job.attempt or 0) + 1, job.floor, now_ms)
         job.state, job.owner, job.backend = "running", owner, backend
-        job.sent, job.started, job.lease = now_ms, False, now_ms + lease_ms
+        job.started, job.lease = False, now_ms + lease_ms
         self.owe(self.group[job.cls], floor, cost)
         return Lease(
             job=job.id, user=job.user, cls=job.cls, attempt=job.attempt, backend=backend,
@@ -193,7 +193,7 @@ class Model(Turns, Runs):
             self.give_back(order, job.charged or 0)
         self._ring("requeue", job.id, job.backend)
         job.state, job.owner, job.tries = "waiting", "", job.tries + count_try
-        job.backend = job.sent = job.started = job.charged = None
+        job.backend = job.started = job.charged = None
         return "requeued"
 
     def cancel(

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from common.cost import OUTPUT_ALPHA
 from common.jobs import Due, Lease
 from common.outcomes import Outcome
-from common.wire import Usage
 from sim.model_state import Job, State
 
 ORPHAN_AGAIN_MS = 1_000
@@ -49,7 +48,7 @@ class Runs(State):
             return "lost"
         job.lease = deadline
         if backend:
-            job.backend, job.sent = backend, now_ms
+            job.backend = backend
         return "cancelled" if job.cancelled else "ok"
 
     def charge(self, jobs: Sequence[tuple[Lease, float]], owner: str) -> list[str]:
@@ -70,7 +69,7 @@ class Runs(State):
     def settle(
         self, run: Lease | Due, owner: str, outcome: Outcome, frames: bytes, *,
         heir: bool = False, cost: float | None = None, learn: float | None = None,
-        usage: Usage | None = None, seq: int = -1, ring: bool = True, now_ms: int,
+        ring: bool = True, now_ms: int,
     ) -> str:  # fmt: skip
         """A run ends once; its pair may say so again, and so may the heir of an orphan when due."""
         job = self.held(run.job)
@@ -86,12 +85,12 @@ class Runs(State):
             return "lost"
         backend = job.backend
         self._correct(job, cost, learn)
-        job.body, job.outcome, job.usage, job.seq = None, str(outcome), usage, seq
+        job.body, job.outcome = None, str(outcome)
         if outcome == Outcome.ORPHANED:
             job.state, job.owner = "orphaned", ""
             job.attempt, job.lease = max(run.attempt + 1, now_ms), now_ms + ORPHAN_AGAIN_MS
         else:
-            job.state, job.meta = "done", None
+            job.state = "done"
             self.owned.get(job.replica, set()).discard(job.id)
         self.published.append((run.channel, frames))
         if ring:
@@ -142,7 +141,7 @@ class Runs(State):
             return "running"
         self.book(run.cls, run.user, charged)
         job.state, job.owner, job.attempt, job.charged = "running", owner, run.attempt, charged
-        if not started and run.body:
+        if not started:
             job.body = run.body
         self.owned.setdefault(run.replica, set()).add(run.job)
         self._ring("assert", run.job, backend)

@@ -7,7 +7,6 @@ import msgspec
 
 from common import keys
 from common.cost import Terms
-from common.wire import Usage
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -33,14 +32,11 @@ class Job(msgspec.Struct, kw_only=True):
     owner: str | None = None
     attempt: int | None = None
     backend: str | None = None
-    sent: int | None = None
     started: bool | None = None
     charged: float | None = None
     cancelled: str | None = None
     lease: int = 0
     outcome: str | None = None
-    usage: Usage | None = None
-    seq: int | None = None
 
     def held_by(self, owner: str, attempt: int) -> bool:
         """Whether (owner, attempt) is the pair of its newest run."""

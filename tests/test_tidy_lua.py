@@ -5,10 +5,12 @@ find planted faults. The header's grammar:
 
     -- <verb>: what it does          (the verb is the file's name)
     -- KEYS <name> <type>  words     (str hash zset set stream channel)
-    -- ARGV <name> <type>  words     (num str bytes; the last KEYS or ARGV may be `type*`: the rest)
+    -- ARGV <name> <type>  words     (num nums str bytes; the last KEYS or ARGV may be `type*`: the
+                                      rest; nums: numbers with spaces between them)
     -- RETURNS words
 
-with `--` lines of words in between, among them `-- USES <library>`, and each slot used in the body.
+with `--` lines of words in between, among them `-- USES <library>`, and each slot used in the body
+or in such a library.
 A library in `lib/` begins in the same way and has no slots; some script uses it. `now_us` counts
 as a use of `now_ms`: the loader makes it from that slot.
 """
@@ -33,9 +35,10 @@ PREFIX_SCRIPTS = {
 
 TYPES = {
     "KEYS": {"str", "hash", "zset", "set", "stream", "channel"},
-    "ARGV": {"num", "str", "bytes"},
+    "ARGV": {"num", "nums", "str", "bytes"},
 }
 SLOT = re.compile(r"-- (KEYS|ARGV) +(\w+) +(\w+)(\*?)(?= |$)")
+USES = re.compile(r"-- USES (\w+)$")
 SLOT_LIKE = re.compile(r"-- *(KEYS|ARGV|RETURNS)\b")
 FORBIDDEN = re.compile(
     r"\bKEYS\b|\bARGV\b|['\"]TIME['\"]|\b[SZ]?SCAN\b|\bcmsgpack\b|\bstruct\s*\.|\bmath\.random"
@@ -62,10 +65,13 @@ def line_of(text: str, position: int) -> int:
 def header(root: Path) -> list[str]:
     """The header is the contract: the loader reads it, and so do people."""
     found = []
+    texts = {path: body for path, _, body in scripts(root)}
     for path, lines, body in scripts(root):
         verb = Path(path).stem
         if not lines or not re.match(rf"-- {re.escape(verb)}: \S", lines[0]):
             found.append(f"{path}:1: the first line is not `-- {verb}: what it does`")
+        used = [LIBRARIES + name[1] + ".lua" for line in lines if (name := USES.match(line))]
+        body += "\n".join(texts.get(library, "") for library in used)
         seen: dict[str, str] = {}
         rest: set[str] = set()
         returned = False

@@ -7,10 +7,11 @@
 -- KEYS lane       zset
 -- KEYS running    zset
 -- KEYS inflight   hash
--- KEYS waiting    hash
+-- KEYS board      hash   what waits in all
+-- KEYS waiting    hash   what waits of each user
 -- KEYS deadlines  zset
 -- KEYS owned      set
--- KEYS order      zset*  of each level: backlogs, the class's first; counter; vtime
+-- KEYS order      zset*  of each level: backlogs, the class's first; counter
 -- ARGV now_ms     num
 -- ARGV job        str
 -- ARGV owner      str    dispatcher id
@@ -25,7 +26,7 @@
 -- ARGV fields     str*   name, value: the rest of the record
 -- RETURNS 'running' | 'restored' | 'cancelled' | 'lost'
 
-local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'size', 'cancelled', 'started')
+local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'size', 'cancelled')
 local state, deadline = r[1], string.format('%.0f', now_ms + lease_ms)
 local place = string.format('%.0f', attempt)
 if state == 'cancelled' or r[5] then return 'cancelled' end
@@ -34,8 +35,6 @@ if state == 'running' then
   redis.call('ZREM', running, job)
   redis.call('ZADD', running, deadline, job)
   redis.call('HSET', record, unpack(fields))
-  -- The caller may have asked before it knew that its own `start` had gone through.
-  if r[6] == '1' then redis.call('HSET', record, 'started', '1') end
   return 'running'
 end
 -- A waiting record of this attempt or a later one was requeued: that run is over.
@@ -47,7 +46,7 @@ local at = levels(order, '', user)
 if state == 'waiting' then
   redis.call('ZREM', lane, job)
   redis.call('ZREM', deadlines, job)
-  wait(waiting, class, at, -1, 0 - tonumber(r[4]))
+  wait(board, waiting, class, at, -1, 0 - tonumber(r[4]))
 end
 left(at, redis.call('EXISTS', lane) == 1, charged)
 redis.call('HSET', record, 'state', 'running', 'owner', owner, 'attempt', place, 'user', user,

@@ -5,11 +5,12 @@
 -- KEYS record     hash
 -- KEYS body       str
 -- KEYS lane       zset
--- KEYS waiting    hash
+-- KEYS board      hash   what waits in all
+-- KEYS waiting    hash   what waits of each user
 -- KEYS deadlines  zset
 -- KEYS running    zset
 -- KEYS owned      set
--- KEYS order      zset*  of each level: backlogs, the class's first; counter; vtime
+-- KEYS order      zset*  of each level: backlogs, the class's first; counter
 -- ARGV now_ms     num
 -- ARGV job        str
 -- ARGV reason     str    outcome: cancelled | gateway_dead | deadline
@@ -47,7 +48,7 @@ redis.call('ZREM', lane, job)
 redis.call('ZREM', deadlines, job)
 redis.call('SREM', owned, job)
 local at = levels(order, '', user)
-wait(waiting, class, at, -1, 0 - tonumber(r[4]))
+wait(board, waiting, class, at, -1, 0 - tonumber(r[4]))
 left(at, redis.call('EXISTS', lane) == 1, 0)
 redis.call('DEL', record, body)
 if frames ~= '' then redis.call('PUBLISH', channel, frames) end

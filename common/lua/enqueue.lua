@@ -1,16 +1,14 @@
 -- enqueue: put a job at the end of its user's lane, unless it is known or a limit is reached.
 --
 -- USES order
--- USES counts
 -- KEYS record      hash   the job's record
--- KEYS body        str    the request's
+-- KEYS body        str    meta and the request's body
 -- KEYS lane        zset   job -> arrival
--- KEYS groups      hash   lifts since V last changed
--- KEYS arrivals    str    the last arrival number
--- KEYS waiting     hash   jobs and bytes waiting
+-- KEYS board       hash   the last arrival number, what waits in all, V
+-- KEYS waiting     hash   what waits of each user
 -- KEYS deadlines   zset   waiting job -> deadline
 -- KEYS owned       set    open jobs of the gateway replica
--- KEYS order       zset*  of each level: backlogs, the class's first; counter; vtime
+-- KEYS order       zset*  of each level: backlogs, the class's first; counter
 -- ARGV now_ms      num
 -- ARGV job         str
 -- ARGV user        str    encoded
@@ -25,15 +23,11 @@
 -- ARGV key_bytes   num
 -- ARGV model_jobs  num    most jobs waiting in all
 -- ARGV model_bytes num    most bytes waiting in all
--- ARGV fixed       num    cost known now
--- ARGV per_unit    num    cost of each unit to come
--- ARGV per_square  num    cost of each squared
--- ARGV most        num    most units
--- ARGV weight      num    divides the cost
+-- ARGV terms       nums   weight that divides the cost; cost known now, of each unit to come, of
+--                         each squared; most units
 -- ARGV replica     str    gateway replica
--- ARGV channel     str    its reply channel
--- ARGV meta        bytes  wire.JobMeta
--- ARGV data        bytes  the request body
+-- ARGV size        num    bytes of the request body
+-- ARGV data        bytes  what `body` is to hold
 -- ARGV owned_ms    num    garbage collection of `owned`
 -- ARGV bell        str    channel
 -- RETURNS {'queued', arrival} | {'known', state} | {'cancelled'} | {'full', 'user' or 'model'}
@@ -41,45 +35,50 @@
 local state = redis.call('HGET', record, 'state')
 if state == 'cancelled' then return {'cancelled'} end
 if state then return {'known', state} end
-local at, size = levels(order, group, user), #data
-local key, jobs = at[1].name, 'jobs:' .. class .. ':'
-local w = redis.call('HMGET', waiting, 'jobs', 'bytes', jobs .. user, 'bytes:' .. user,
-  jobs .. key, 'bytes:' .. key)
-if tonumber(w[3] or 0) + 1 > user_jobs or tonumber(w[4] or 0) + size > user_bytes
-    or key ~= user
-    and (tonumber(w[5] or 0) + 1 > key_jobs or tonumber(w[6] or 0) + size > key_bytes) then
-  return {'full', 'user'}
+local mine, sub = redis.call('ZCARD', lane), string.find(user, ':', 1, true)
+local key = sub and string.sub(user, 1, sub) or user
+local all, jobs = redis.call('HMGET', board, 'arrival', 'bytes', 'jobs:' .. class), nil
+local bytes, own = (all[2] or 0) + size, (redis.call('HGET', waiting, user) or 0) + size
+if mine + 1 > user_jobs or own > user_bytes then return {'full', 'user'} end
+if sub then
+  jobs = redis.call('HMGET', waiting, class .. ':' .. key, key)
+  if (jobs[1] or 0) + 1 > key_jobs or (jobs[2] or 0) + size > key_bytes then
+    return {'full', 'user'}
+  end
 end
-if tonumber(w[1] or 0) + 1 > model_jobs or tonumber(w[2] or 0) + size > model_bytes then
+if redis.call('ZCARD', deadlines) + 1 > model_jobs or bytes > model_bytes then
   return {'full', 'model'}
 end
-local last = tonumber(redis.call('GET', arrivals) or 0)
+local last = tonumber(all[1] or 0)
 if arrival == 0 then arrival = math.max(last + 1, now_us) end
-redis.call('SET', arrivals, string.format('%.0f', math.max(last, arrival)))
 local place, deadline = string.format('%.0f', arrival), string.format('%.0f', now_ms + wait_ms)
 redis.call('HSET', record, 'state', 'waiting', 'user', user, 'class', class, 'arrival', place,
-  'floor', string.format('%.0f', floor), 'size', size, 'fixed', string.format('%.17g', fixed),
-  'per_unit', string.format('%.17g', per_unit), 'per_square', string.format('%.17g', per_square),
-  'most', string.format('%.0f', most), 'weight', string.format('%.17g', weight),
-  'replica', replica, 'channel', channel, 'deadline', deadline, 'tries', '0', 'meta', meta)
+  'deadline', deadline, 'size', size, 'terms', terms, 'replica', replica)
+if floor > 0 then redis.call('HSET', record, 'floor', string.format('%.0f', floor)) end
 redis.call('SET', body, data)
 redis.call('ZADD', lane, place, job)
 redis.call('ZADD', deadlines, deadline, job)
 redis.call('SADD', owned, job)
 redis.call('PEXPIRE', owned, owned_ms)
-wait(waiting, class, at, 1, size)
-for _, level in ipairs(at) do
-  local c, where = stands(level)
-  if #where == 0 then
+redis.call('HSET', board, 'arrival', arrival > last and place or string.format('%.0f', last),
+  'bytes', bytes, 'jobs:' .. class, (all[3] or 0) + 1)
+redis.call('HSET', waiting, user, own)
+if sub then
+  redis.call('HSET', waiting, class .. ':' .. key, (jobs[1] or 0) + 1, key, (jobs[2] or 0) + size)
+end
+-- Who has jobs there already stands in the order.
+for _, level in ipairs(mine == 0 and levels(order, group, user) or {}) do
+  local c, k = stands(level)
+  if not k then
     -- Equal scores come out alphabetically, so each lift at one V adds its own fraction.
-    local lifts = tonumber(redis.call('HGET', groups, level.lifts) or 0)
-    local lifted = tonumber(redis.call('GET', level.vtime) or 0) + math.min(lifts, 65535) / 65536
+    local g = redis.call('HMGET', board, 'v:' .. level.at, level.at)
+    local lifted = tonumber(g[1] or 0) + math.min(tonumber(g[2] or 0), 65535) / 65536
     if (c or 0) <= lifted then
       c = lifted
-      redis.call('HINCRBY', groups, level.lifts, 1)
+      redis.call('HINCRBY', board, level.at, 1)
     end
   end
-  if where[1] ~= level[1] then enter(level, c) end
+  if k ~= 1 then enter(level, c) end
 end
 redis.call('PUBLISH', bell, 'enqueue ' .. job .. ' ' .. class)
 return {'queued', place}

@@ -21,7 +21,7 @@ for i, record in ipairs(records) do
     redis.call('ZREM', running, job)
     redis.call('ZADD', running, deadline, job)
     if backend ~= '' then
-      redis.call('HSET', record, 'backend', backend, 'sent', string.format('%.0f', now_ms))
+      redis.call('HSET', record, 'backend', backend)
     end
     out[i] = r[4] and 'cancelled' or 'ok'
   end

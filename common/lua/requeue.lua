@@ -1,15 +1,16 @@
 -- requeue: put a running job that has not started back at its old place, its charge undone.
 --
 -- USES order
+-- USES charges
 -- USES counts
 -- KEYS record     hash
 -- KEYS lane       zset   job -> arrival
--- KEYS groups     hash   what was given back since V last changed
+-- KEYS board      hash   what waits in all; V, and what was given back since it changed
 -- KEYS running    zset
 -- KEYS inflight   hash
 -- KEYS waiting    hash
 -- KEYS deadlines  zset
--- KEYS order      zset*  of each level: backlogs, the class's first; counter; vtime
+-- KEYS order      zset*  of each level: backlogs, the class's first; counter
 -- ARGV now_ms     num
 -- ARGV job        str
 -- ARGV owner      str
@@ -30,22 +31,22 @@ if heir == 1 and tonumber(redis.call('ZSCORE', running, job) or 'inf') > now_ms 
 end
 if r[11] == '1' then return 'started' end
 if r[12] then return 'cancelled' end
-if tonumber(r[10]) + try >= tries_max then return 'tries' end
+if tonumber(r[10] or 0) + try >= tries_max then return 'tries' end
 
 local class, at = r[5], levels(order, group, r[4])
 redis.call('ZREM', running, job)
 -- Where the user waits, its score is its counter, lifted: the refund must not undo the lift.
 for _, level in ipairs(at) do
-  local c = stands(level) or tonumber(redis.call('GET', level.vtime) or 0)
+  local c = stands(level) or tonumber(redis.call('HGET', board, 'v:' .. level.at) or 0)
   enter(level, c - tonumber(r[6]))
 end
-give_back(groups, at, tonumber(r[6]))
+give_back(board, at, tonumber(r[6]))
 redis.call('ZADD', lane, r[7], job)
 redis.call('ZADD', deadlines, r[8], job)
 fly(inflight, at, -1)
-wait(waiting, class, at, 1, tonumber(r[9]))
+wait(board, waiting, class, at, 1, tonumber(r[9]))
 redis.call('HSET', record, 'state', 'waiting', 'owner', '', 'tries',
-  string.format('%.0f', tonumber(r[10]) + try))
-redis.call('HDEL', record, 'charged', 'backend', 'sent', 'started')
+  string.format('%.0f', tonumber(r[10] or 0) + try))
+redis.call('HDEL', record, 'charged', 'backend')
 redis.call('PUBLISH', bell, 'requeue ' .. job .. ' ' .. r[13])
 return 'requeued'

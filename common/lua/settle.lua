@@ -4,15 +4,16 @@
 -- leader, which ends a run whose lease has passed: as an orphan, the record is kept in `running`
 -- and the frame repeated until the gateway acknowledges it.
 -- USES order
+-- USES charges
 -- USES counts
 -- KEYS record    hash
 -- KEYS body      str
 -- KEYS running   zset   job -> lease deadline
 -- KEYS inflight  hash   user -> running jobs
 -- KEYS ewma      hash   user -> mean units of cost
--- KEYS groups    hash   what was given back since V last changed
+-- KEYS board     hash   what was given back since V last changed
 -- KEYS owned     set    open jobs of its gateway replica
--- KEYS order     zset*  of each level: backlogs, the class's first; counter; vtime
+-- KEYS order     zset*  of each level: backlogs, the class's first; counter
 -- ARGV now_ms    num
 -- ARGV job       str
 -- ARGV owner     str
@@ -23,8 +24,6 @@
 -- ARGV cost      str    real cost before weighting; empty: what was booked stands
 -- ARGV learn     str    units of cost to learn from; empty: none
 -- ARGV alpha     num    weight of the newest in the mean
--- ARGV usage     bytes  wire.Usage or empty
--- ARGV seq       num    of the end frame
 -- ARGV keep_ms   num    the record goes after this long unacknowledged
 -- ARGV again_ms  num    an orphan's frame is repeated after this
 -- ARGV channel   str    reply channel
@@ -32,7 +31,7 @@
 -- ARGV bell      str    channel; empty: nobody else need know
 -- RETURNS 'settled' | 'lost' | 'unknown'
 
-local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'user', 'charged', 'weight',
+local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'user', 'charged', 'terms',
   'backend')
 local state, user = r[1], r[4]
 if not state or state == 'cancelled' then return 'unknown' end
@@ -51,24 +50,22 @@ if state ~= 'running' or not pair or (heir == 1 and not expired) then return 'lo
 -- A first write that needs no memory lets the rest go on while Redis is full.
 redis.call('DEL', body)
 local charged = tonumber(r[5])
-local delta = cost == '' and 0 or tonumber(cost) / tonumber(r[6]) - charged
+local delta = cost == '' and 0 or cost / string.match(r[6], '^%S+') - charged
 local at = levels(order, group, user)
 book(at, delta)
-if delta < 0 then give_back(groups, at, 0 - delta) end
+if delta < 0 then give_back(board, at, 0 - delta) end
 if learn ~= '' then
   local mean = tonumber(redis.call('HGET', ewma, user) or learn)
   redis.call('HSET', ewma, user, string.format('%.17g', mean + alpha * (tonumber(learn) - mean)))
 end
 fly(inflight, at, -1)
-redis.call('HSET', record, 'outcome', outcome, 'usage', usage, 'seq', string.format('%.0f', seq),
-  'charged', string.format('%.17g', charged + delta))
+local now = string.format('%.17g', charged + delta)
 if outcome == 'orphaned' then
-  redis.call('HSET', record, 'state', 'orphaned', 'owner', '', 'attempt',
-    string.format('%.0f', math.max(attempt + 1, now_ms)))
+  redis.call('HSET', record, 'state', 'orphaned', 'outcome', outcome, 'charged', now, 'owner', '',
+    'attempt', string.format('%.0f', math.max(attempt + 1, now_ms)))
   redis.call('ZADD', running, string.format('%.0f', now_ms + again_ms), job)
 else
-  redis.call('HSET', record, 'state', 'done')
-  redis.call('HDEL', record, 'meta')
+  redis.call('HSET', record, 'state', 'done', 'outcome', outcome, 'charged', now)
   redis.call('ZREM', running, job)
   redis.call('SREM', owned, job)
   redis.call('PEXPIRE', record, keep_ms)

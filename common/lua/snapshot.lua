@@ -1,8 +1,7 @@
 -- snapshot: the one read model: what waits, what runs where, who leads, places in the order.
 --
--- USES turns
 -- USES places
--- KEYS leader          hash
+-- KEYS board           hash
 -- KEYS waiting         hash
 -- KEYS running         zset
 -- ARGV batch           num    most users of a class, and jobs of a lane, looked at
@@ -17,13 +16,20 @@
 --   running: {job, owner, attempt, backend, started, user, class, arrival}
 --   place 0: not waiting; a lane: {jobs in it, job, arrival, place, job, …}
 
-local l = redis.call('HMGET', leader, 'owner', 'term')
-local counts, runs, found, orders, above = {}, {}, {}, {}, 0
+local l = redis.call('HMGET', board, 'owner', 'term')
+local counts, runs, found, orders, above, below = {}, {}, {}, {}, 0, 0
 for _, job in ipairs(most > 0 and redis.call('ZRANGE', running, 0, most - 1) or {}) do
   local r = redis.call('HMGET', job_prefix .. job, 'owner', 'attempt', 'backend', 'started',
     'user', 'class', 'arrival')
   runs[#runs + 1] = {job, r[1] or '', r[2] or '0', r[3] or '', r[4] or '0', r[5] or '',
     r[6] or '', r[7] or '0'}
+end
+
+-- A user's jobs are those of its lane; of a key all are counted.
+local function jobs_in(class, name)
+  local lane = lane_prefix .. class .. ':' .. name
+  if string.byte(name, -1) ~= 58 then return redis.call('ZCARD', lane) end
+  return tonumber(redis.call('HGET', waiting, class .. ':' .. name) or 0)
 end
 
 -- The users of a group, or the sub-users of one key, in their order.
@@ -32,7 +38,7 @@ local function order(classes, down)
   if not orders[name] then
     orders[name] = {}
     for _, class in ipairs(classes) do
-      stand(orders[name], backlog_prefix .. class .. down, class, waiting, batch)
+      stand(orders[name], backlog_prefix .. class .. down, class, jobs_in, batch)
     end
   end
   return orders[name]
@@ -49,7 +55,7 @@ local function look(classes, class, user, job)
   local lane, mine = lane_prefix .. class .. ':' .. user, 0
   for _, higher in ipairs(classes) do
     if higher == class then break end
-    mine = mine + tonumber(redis.call('HGET', waiting, 'jobs:' .. higher .. ':' .. user) or 0)
+    mine = mine + jobs_in(higher, user)
   end
   if job ~= '' then
     local k = redis.call('ZRANK', lane, job)
@@ -65,16 +71,19 @@ local function look(classes, class, user, job)
   return out
 end
 
-for _, classes in ipairs(groups_of(policy)) do
+for group, list in string.gmatch(policy, '([^=;]+)=([^;]+)') do
+  local classes = {name = group}
+  for class in string.gmatch(list, '[^,]+') do classes[#classes + 1] = class end
   for _, class in ipairs(classes) do
     for i = 1, #asked, 3 do
       if asked[i] == class then
         found[(i + 2) / 3] = look(classes, class, asked[i + 1], asked[i + 2])
       end
     end
-    counts[#counts + 1] = tonumber(redis.call('HGET', waiting, 'jobs:' .. class) or 0)
+    counts[#counts + 1] = tonumber(redis.call('HGET', board, 'jobs:' .. class) or 0)
+    below = below + counts[#counts]
   end
-  above = above + jobs_of(waiting, classes)
+  above = below
 end
 for i = 1, #asked / 3 do found[i] = found[i] or 0 end
 return {l[1] or '', l[2] or '0', counts, runs, found}

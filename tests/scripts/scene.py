@@ -103,7 +103,8 @@ class Scene:
         return float(score if score is not None else idle)
 
     async def vtime(self, cls: str = "interactive") -> float:
-        return float(await self.broker.command("GET", self.keys.classes[cls].vtime) or 0)
+        field = f"v:{self.keys.classes[cls].group}"
+        return float(await self.broker.command("HGET", self.keys.board, field) or 0)
 
     async def lease_until(self, job: str = "j") -> float | None:
         score = await self.broker.command("ZSCORE", self.keys.running, job)

@@ -25,7 +25,7 @@ async def test_a_run_that_redis_lost(scene: Scene, started: bool) -> None:
     assert await scene.field("j", "backend") == b"b2"
     assert await scene.broker.command("HGET", scene.keys.inflight, "u") == b"1"
     body = await scene.broker.command("GET", scene.keys.body("j"))
-    assert body == (None if started else b"body")
+    assert body == (None if started else b"4:metabody")
     assert int(await scene.broker.command("PTTL", scene.keys.owned(REPLICA))) > 0
     assert await restore(scene, lease, started=started) == "running"
     assert await scene.counter() == 1_000.0, "not booked twice"
@@ -58,7 +58,7 @@ async def test_a_run_that_redis_still_has_queued(scene: Scene, others: int) -> N
     assert await scene.counter() == 1_000.0
     assert await command("ZSCORE", scene.keys.deadlines, "j") is None
     assert await command("ZSCORE", scene.keys.lane("interactive", "u"), "j") is None
-    assert int(await command("HGET", scene.keys.waiting, "jobs") or 0) == others
+    assert int(await command("HGET", scene.keys.board, "jobs:interactive") or 0) == others
     assert [x.job for x in await scene.pop(5)] == [f"k{n}" for n in range(others)]
 
 

@@ -11,7 +11,7 @@ async def test_a_waiting_job_costs_nothing(scene: Scene) -> None:
     assert await scene.cancel("j", frames=b"end") == ("cancelled", "")
     assert await scene.counter() == 0.0
     left = {k.removeprefix(scene.keys.prefix) for k in await scene.dump()}
-    assert left == {"arrival", "groups", "counter:live"}
+    assert left == {"board", "counter:live"}
 
 
 async def test_one_of_several_leaves_the_others_in_order(scene: Scene) -> None:

@@ -15,12 +15,10 @@ async def test_the_queue_owns_it(scene: Scene) -> None:
     record = (await scene.dump())[scene.keys.record("j")][2]
     assert record == {
         "state": b"waiting", "user": b"_c3bc", "class": b"interactive", "arrival": NOW * 1_000.0,
-        "floor": 5.0, "size": 4.0, "fixed": 0.1, "per_unit": 2.0, "per_square": 0.0, "most": 7.0,
-        "weight": 0.3,
-        "replica": b"g1-host-cc", "channel": b"fl:reply:g1-host-cc", "deadline": NOW + 60_000.0,
-        "tries": 0.0, "meta": b"meta",
+        "floor": 5.0, "size": 4.0, "terms": b"0.3 0.1 2.0 0.0 7", "replica": b"g1-host-cc",
+        "deadline": NOW + 60_000.0,
     }  # fmt: skip
-    assert await scene.broker.command("GET", scene.keys.body("j")) == b"body"
+    assert await scene.broker.command("GET", scene.keys.body("j")) == b"4:metabody"
     assert int(await scene.broker.command("PTTL", scene.keys.owned("g1-host-cc"))) > 86_000_000
 
 
@@ -105,10 +103,10 @@ async def test_equal_users_take_turns_in_the_order_they_came(scene: Scene) -> No
 
 
 async def test_the_fraction_stays_below_one(scene: Scene) -> None:
-    await scene.broker.command("HSET", scene.keys.groups, "live", 70_000)
+    await scene.broker.command("HSET", scene.keys.board, "live", 70_000)
     await scene.enqueue("a")
     assert await scene.counter() == 65_535 / 65_536
-    assert await scene.broker.command("HGET", scene.keys.groups, "live") == b"70001"
+    assert await scene.broker.command("HGET", scene.keys.board, "live") == b"70001"
 
 
 async def test_who_was_away_has_saved_nothing(scene: Scene) -> None:
@@ -125,7 +123,7 @@ async def test_who_is_ahead_of_v_stays_there(scene: Scene) -> None:
     await scene.settle(await scene.running("j", terms=Terms(5_000.0, 0.0, 0.0, 0)))
     await scene.enqueue("k")
     assert await scene.counter() == 5_000
-    assert await scene.broker.command("HGET", scene.keys.groups, "live") == b"1"
+    assert await scene.broker.command("HGET", scene.keys.board, "live") == b"1"
 
 
 async def test_an_empty_body_is_a_body(scene: Scene) -> None:

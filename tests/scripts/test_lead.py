@@ -7,7 +7,7 @@ from tests.scripts.scene import LEADER, NOW, OTHER, Scene
 
 
 async def reap_after(scene: Scene) -> float:
-    return float(await scene.broker.command("HGET", scene.keys.leader, "reap_after"))
+    return float(await scene.broker.command("HGET", scene.keys.board, "reap_after"))
 
 
 async def test_the_first_takes_it_and_the_second_does_not(scene: Scene) -> None:

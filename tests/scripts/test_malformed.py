@@ -31,7 +31,7 @@ CALLS: dict[str, Callable[[Scene, Any], Awaitable[object]]] = {
     "reap": lambda s, r: s.queue.reap(LEADER, s.term, [REPLICA], "live", now_ms=NOW),
     "snapshot": lambda s, r: s.queue.snapshot([("interactive", "u", "k")]),
 }  # fmt: skip
-KEYS = {"lead": "leader", "pop": "leader", "reap": "leader", "snapshot": "leader"}
+KEYS = dict.fromkeys(("lead", "pop", "reap", "snapshot"), "board")
 """The key each verb looks at first, where that is not the record."""
 
 
@@ -41,7 +41,7 @@ async def test_nothing_is_written(scene: Scene, verb: str, monkeypatch: pytest.M
     await scene.enqueue("k")
     before = await scene.dump()
     call = scene.broker.call
-    numbers = [s.name for s in scene.broker.scripts[verb].args if s.type == "num"]
+    numbers = [s.name for s in scene.broker.scripts[verb].args if s.type in ("num", "nums")]
     for bad in (b"", b"many", b"\xff"):
         for name in numbers:
 
@@ -60,7 +60,7 @@ async def test_a_key_of_another_type_is_an_error_and_stays(scene: Scene, verb: s
     run = await scene.running()
     await scene.enqueue("k")
     job = {"enqueue": "new", "cancel": "k"}.get(verb, "j")
-    key = {"leader": scene.keys.leader}.get(KEYS.get(verb, ""), scene.keys.record(job))
+    key = {"board": scene.keys.board}.get(KEYS.get(verb, ""), scene.keys.record(job))
     key = GATEWAYS if verb == "heartbeat" else key
     await scene.broker.command("SET", key, "of another type")
     before = await scene.dump()

@@ -27,7 +27,7 @@ async def test_everything_is_as_before(scene: Scene, others: int) -> None:
     after = await scene.dump()
     record = after.pop(scene.keys.record("first"))[2]
     assert record == before.pop(scene.keys.record("first"))[2] | {"owner": b"", "attempt": NOW}
-    given_back = after[scene.keys.groups][2].pop("back:live")
+    given_back = after[scene.keys.board][2].pop("back:live")
     assert (given_back, after) == (lease.charged, before)
     assert (await scene.pop())[0].job == "first"
 

@@ -5,7 +5,6 @@ import pytest
 from common.cost import Terms
 from common.keys import encode
 from common.outcomes import Outcome
-from common.wire import Usage
 from tests.scripts.scene import LEADER, NOW, OTHER, REPLICA, Scene
 
 
@@ -33,12 +32,10 @@ async def test_weight_divides_the_cost(scene: Scene) -> None:
 
 async def test_what_is_kept_for_the_gateway(scene: Scene) -> None:
     lease = await scene.running()
-    await scene.settle(lease, Outcome.FAILED, usage=Usage(5, 2, 7), seq=12)
+    await scene.settle(lease, Outcome.FAILED)
     assert await scene.field("j", "state") == b"done"
     assert await scene.field("j", "outcome") == b"failed"
-    assert await scene.field("j", "usage") == bytes.fromhex("93050207")
-    assert await scene.field("j", "seq") == b"12"
-    assert await scene.field("j", "meta") is None
+    assert await scene.broker.command("EXISTS", scene.keys.body("j")) == 0
     assert 0 < int(await scene.broker.command("PTTL", scene.keys.record("j"))) <= 600_000
 
 

@@ -1,7 +1,7 @@
 """All that Redis holds of a queue, in one form for model and server, and what must hold of it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import fakeredis
@@ -104,7 +104,8 @@ def expected(model: Model, keys: ModelKeys) -> Space:
             if job.state in ("done", "cancelled"):
                 space[keys.record(job.id)] = "hash", True, space[keys.record(job.id)][2]
         if job.body is not None:
-            put(keys.body(job.id), "string", job.body)
+            meta = job.meta or b""
+            put(keys.body(job.id), "string", b"%d:%b%b" % (len(meta), meta, job.body))
     for cls, user in {(j.cls, j.user) for j in waiting}:
         lane = model.lane(cls, user)
         put(keys.lane(cls, user), "zset", {j.id: j.arrival for j in lane})
@@ -112,33 +113,35 @@ def expected(model: Model, keys: ModelKeys) -> Space:
     put(keys.running, "zset", {j.id: j.lease for j in kept})
     running = [j.user for j in kept if j.state == "running"]
     put(keys.inflight, "hash", Counter(name for user in running for name in _names(user)))
-    put(keys.waiting, "hash", _waiting(waiting))
-    put(keys.ewma, "hash", model.means)
-    for key, (kind, content) in _orders(model, keys).items():
-        put(key, kind, content)
+    counts, mine = _waiting(waiting)
+    put(keys.waiting, "hash", mine)
+    board = _orders(model, keys, put)
+    board |= counts
     if model.arrival:
-        put(keys.arrival, "string", model.arrival)
+        board["arrival"] = model.arrival
     if model.leader:
-        put(keys.leader, "hash", msgspec.structs.asdict(model.leader))
+        board |= msgspec.structs.asdict(model.leader)
+    put(keys.board, "hash", board)
+    put(keys.ewma, "hash", model.means)
     for replica, jobs in model.owned.items():
         put(keys.owned(replica), "set", jobs)
     return _without_zeros(space)
 
 
-def _orders(model: Model, keys: ModelKeys) -> dict[str, tuple[str, Any]]:
-    """Who stands where; V, lifts, what was given back, what is owed."""
+def _orders(model: Model, keys: ModelKeys, put: Callable[[str, str, Any], None]) -> dict[str, Any]:
+    """Puts who stands where. Returns V, lifts, what was given back, what is owed."""
     lifts = {o + ":" * (":" in o): n for o, n in model.lifts.items() if n}
+    vs = {f"v:{o}" + ":" * (":" in o): v for o, v in model.vtime.items()}
     owed = {f"owed:{group}": amount for group, amount in model.owed.items()}
     back = {f"back:{o}" + ":" * (":" in o): amount for o, amount in model.back.items()}
-    held: dict[str, tuple[str, Any]] = {keys.groups: ("hash", lifts | owed | back)}
     for order, counters in model.counters.items():
         idle = {n: c for n, c in counters.items() if not model.stands(order, n)}
-        held[keys.counter_prefix + order] = "hash", idle
+        put(keys.counter_prefix + order, "hash", idle)
         down = order.partition(":")[2]
         for cls in model.members(order):
             where = keys.backlog_prefix + cls + (f":{down}" if down else "")
-            held[where] = "zset", {n: counters[n] for n in model.stand(order, cls)}
-    return held | {keys.vtime_prefix + o: ("string", v) for o, v in model.vtime.items() if v}
+            put(where, "zset", {n: counters[n] for n in model.stand(order, cls)})
+    return lifts | owed | back | vs
 
 
 def _record(job: Job) -> dict[str, object]:
@@ -146,28 +149,29 @@ def _record(job: Job) -> dict[str, object]:
         return {"state": "cancelled"}
     fields: dict[str, object] = {
         "state": job.state, "user": job.user, "class": job.cls, "arrival": job.arrival,
-        "floor": job.floor, "size": job.size, "fixed": job.terms.fixed,
-        "per_unit": job.terms.per_unit, "per_square": job.terms.per_square,
-        "most": job.terms.most, "weight": job.weight,
-        "replica": job.replica, "channel": job.channel, "deadline": job.deadline,
-        "tries": job.tries, "meta": job.meta, "owner": job.owner, "attempt": job.attempt,
-        "backend": job.backend, "sent": job.sent, "started": job.started,
-        "charged": job.charged, "cancelled": job.cancelled, "outcome": job.outcome,
-        "seq": job.seq,
+        "floor": job.floor, "size": job.size, "terms": _terms(job), "replica": job.replica,
+        "deadline": job.deadline, "tries": job.tries, "owner": job.owner, "attempt": job.attempt,
+        "backend": job.backend, "started": job.started or None, "charged": job.charged,
+        "cancelled": job.cancelled, "outcome": job.outcome,
     }  # fmt: skip
-    if job.outcome is not None:
-        fields["usage"] = msgspec.msgpack.encode(job.usage) if job.usage else b""
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _waiting(jobs: list[Job]) -> Counter[str]:
+def _terms(job: Job) -> str:
+    t = job.terms
+    return " ".join(map(str, (job.weight, t.fixed, t.per_unit, t.per_square, t.most)))
+
+
+def _waiting(jobs: list[Job]) -> tuple[Counter[str], Counter[str]]:
+    """What waits in all, and of each user."""
     counts: Counter[str] = Counter()
+    mine: Counter[str] = Counter()
     for job in jobs:
-        counts.update(["jobs", f"jobs:{job.cls}"])
-        counts.update(bytes=job.size)
-        for name in _names(job.user):
-            counts.update({f"jobs:{job.cls}:{name}": 1, f"bytes:{name}": job.size})
-    return counts
+        counts.update({f"jobs:{job.cls}": 1, "bytes": job.size})
+        mine[job.user] += job.size
+        if key := parent(job.user):
+            mine.update({f"{job.cls}:{key}:": 1, f"{key}:": job.size})
+    return counts, mine
 
 
 def _names(user: str) -> list[str]:
@@ -188,15 +192,19 @@ def _plain(value: object) -> object:
 
 
 def _without_zeros(space: Space) -> Space:
-    """A count of 0 and no count say the same, and so do a V of 0 and none."""
-    for key in [k for k, (_, _, held) in space.items() if "}:vtime:" in k and held == 0.0]:
-        del space[key]
-    for key in [k for k in space if k.endswith("}:waiting")]:
-        kind, expires, counts = space[key]
-        space[key] = kind, expires, {f: n for f, n in counts.items() if n}
-        if not space[key][2]:
-            del space[key]
+    """Of these fields 0 and none say the same: counts, V, tries, the floor of attempts."""
+    for key, (kind, expires, held) in list(space.items()):
+        if kind == "hash":
+            zeros = {f for f, n in held.items() if n == 0 and _may_be_zero(key, f)}
+            space[key] = kind, expires, {f: n for f, n in held.items() if f not in zeros}
+            if not space[key][2]:
+                del space[key]
     return space
+
+
+def _may_be_zero(key: str, field: str) -> bool:
+    counted = key.endswith("}:waiting") or field.startswith(("v:", "jobs:", "owed:"))
+    return counted or field in ("tries", "floor", "bytes")
 
 
 def check(space: Space, keys: ModelKeys) -> None:
@@ -216,11 +224,11 @@ def check(space: Space, keys: ModelKeys) -> None:
     assert len(waiting) == len(set(waiting)), "a job in two lanes"
     assert not set(waiting) & held(keys.running).keys(), "a job waiting and running"
     assert set(waiting) == held(keys.deadlines).keys(), "deadlines are those of waiting jobs"
-    counts = held(keys.waiting)
-    assert counts.get("jobs", 0) == len(waiting), "waiting counts all"
-    for key, lane in lanes.items():
-        where = key.removeprefix(keys.lane_prefix)
-        assert counts.get(f"jobs:{where}", 0) == len(lane), "waiting counts a lane"
+    counts = held(keys.board)
+    for cls in keys.classes:
+        start = f"{keys.lane_prefix}{cls}:"
+        mine = [lane for key, lane in lanes.items() if key.startswith(start)]
+        assert counts.get(f"jobs:{cls}", 0) == sum(map(len, mine)), "the board counts a class"
     per_user = Counter(n for j in running for n in _names(records[j]["user"].decode()))
     assert held(keys.inflight) == per_user, "inflight counts running jobs"
     bodies = {k for k in space if k.startswith(keys.body_prefix)}

@@ -19,40 +19,40 @@ MUTANTS = [
     Mutant(
         "ties are broken by name: the lift has no fraction",
         "enqueue",
-        " + math.min(lifts, 65535) / 65536",
+        " + math.min(tonumber(g[2] or 0), 65535) / 65536",
         "",
     ),
     Mutant(
         "ties are broken by name: lifts are not counted",
         "enqueue",
-        "redis.call('HINCRBY', groups, level.lifts, 1)",
+        "redis.call('HINCRBY', board, level.at, 1)",
         "",
     ),
     Mutant(
         "V is not a whole number",
-        "lib/turns",
-        "local c = math.floor(i == 1 and math.min(counters[1], first) or counters[i])",
-        "local c = i == 1 and math.min(counters[1], first) or counters[i]",
+        "pop",
+        "math.floor(math.min(at[1].before, first))",
+        "math.min(at[1].before, first)",
     ),
-    Mutant("V is stale", "lib/turns", "if c ~= v then", "if false then"),
+    Mutant("V is stale", "lib/turns", "if c == v then return", "do return"),
     Mutant(
         "V falls by more than was given back",
         "lib/turns",
         "math.max(0, c, math.ceil(v - back))",
         "c",
     ),
-    Mutant("V never falls", "lib/turns", "if c ~= v then", "if c > v then"),
+    Mutant("V never falls", "lib/turns", "if c == v then return", "if c <= v then return"),
     Mutant(
         "lifts are counted for ever",
         "lib/turns",
-        "redis.call('HDEL', groups, level.lifts, field)",
-        "redis.call('HDEL', groups, field)",
+        "redis.call('HDEL', board, level.at, 'back:' .. level.at)",
+        "redis.call('HDEL', board, 'back:' .. level.at)",
     ),
     Mutant(
         "what was given back is remembered for ever",
         "lib/turns",
-        "redis.call('HDEL', groups, level.lifts, field)",
-        "redis.call('HDEL', groups, level.lifts)",
+        "redis.call('HDEL', board, level.at, 'back:' .. level.at)",
+        "redis.call('HDEL', board, level.at)",
     ),
     Mutant(
         "what a settlement gives back is forgotten",
@@ -63,13 +63,13 @@ MUTANTS = [
     Mutant(
         "what a requeue gives back is forgotten",
         "requeue",
-        "give_back(groups, at, tonumber(r[6]))",
+        "give_back(board, at, tonumber(r[6]))",
         "",
     ),
     Mutant(
         "an empty lane keeps its place in the order",
         "pop",
-        "left(at, #heads > 1, charge)",
+        "left(at, more, charge)",
         "left(at, true, charge)",
     ),
     Mutant(
@@ -78,8 +78,8 @@ MUTANTS = [
         "if not job or r[1] ~= 'waiting' then",
         "if not job then",
     ),
-    Mutant("weight is forgotten", "pop", " / tonumber(r[6])", ""),
-    Mutant("the cap on output is forgotten", "pop", ", tonumber(r[5]))", ", 1e9)"),
+    Mutant("weight is forgotten", "pop", "cost / weight", "cost"),
+    Mutant("the cap on output is forgotten", "pop", "or start, most)", "or start, 1e9)"),
     Mutant(
         "requeue does not refund",
         "requeue",
@@ -102,14 +102,14 @@ MUTANTS = [
     Mutant(
         "a charge counts in one class of the group alone",
         "lib/order",
-        "for _, backlog in ipairs(where) do redis.call('ZADD'",
-        "for _, backlog in ipairs({where[1]}) do redis.call('ZADD'",
+        "  for i = k + 1, #level do redis.call('ZADD', level[i], 'XX', score, level.name) end\n",
+        "",
     ),
     Mutant(
         "a user who waits in another class is lifted again",
         "enqueue",
-        "if #where == 0 then",
-        "if where[1] ~= level[1] then",
+        "if not k then",
+        "if k ~= 1 then",
     ),
     Mutant(
         "the lower class goes first",
@@ -120,20 +120,20 @@ MUTANTS = [
     Mutant(
         "sub-users count as keys",
         "lib/order",
-        "local names = key and {key, user} or {user}",
-        "local names = key and {user, user} or {user}",
+        "order.name, order.at, order.counter, order[n] = key or user,",
+        "order.name, order.at, order.counter, order[n] = user,",
     ),
     Mutant(
         "what a sub-user costs is not booked on its key",
-        "lib/order",
-        "for _, level in ipairs(at) do\n    local c, where",
-        "for _, level in ipairs({at[#at]}) do\n    local c, where",
+        "lib/charges",
+        "for _, level in ipairs(at) do\n    local more",
+        "for _, level in ipairs({at[#at]}) do\n    local more",
     ),
     Mutant(
         "what a sub-user costs is booked on its key alone",
-        "lib/order",
-        "for _, level in ipairs(at) do\n    local c, where",
-        "for _, level in ipairs({at[1]}) do\n    local c, where",
+        "lib/charges",
+        "for _, level in ipairs(at) do\n    local more",
+        "for _, level in ipairs({at[1]}) do\n    local more",
     ),
     Mutant(
         "a key leaves the order with the first of its sub-users",
@@ -143,9 +143,9 @@ MUTANTS = [
     ),
     Mutant(
         "V is kept of keys alone",
-        "lib/turns",
-        "for i, level in ipairs(at) do\n    local c = math",
-        "for i, level in ipairs({at[1]}) do\n    local c = math",
+        "pop",
+        "if new then",
+        "if false then",
     ),
     Mutant(
         "places for the idle are for anyone",
@@ -155,16 +155,16 @@ MUTANTS = [
     ),
     Mutant(
         "who goes before its turn takes V along",
-        "lib/turns",
-        "math.min(counters[1], first)",
-        "counters[1]",
+        "pop",
+        "math.min(at[1].before, first)",
+        "at[1].before",
     ),
     Mutant("places for anyone are for the idle", "pop", "#out - 3 >= anyone", "true"),
     Mutant(
         "another name of a busy key counts as idle",
         "lib/counts",
-        "    first = first or n\n",
-        "    first = n\n",
+        "if at[2] then add(inflight, at[2].name, jobs) end",
+        "if at[2] then n = add(inflight, at[2].name, jobs) end",
     ),
     Mutant(
         "the most in flight of a user is off by one",
@@ -175,39 +175,40 @@ MUTANTS = [
     Mutant(
         "the floor share is not earned",
         "lib/floor",
-        "debt(groups, name, share * cost, cost)",
+        "one.owed = math.min(owed + share * cost, cost)",
         "do end",
     ),
     Mutant(
         "the floor share is not paid for",
         "lib/floor",
-        "debt(groups, name, 0 - cost, math.huge)",
-        "do end",
+        "one.owed = owed - cost",
+        "one.owed = owed",
     ),
     Mutant(
         "what is owed is saved up",
         "lib/floor",
-        "      redis.call('HDEL', groups, 'owed:' .. name)\n",
+        "      one.owed = 0\n",
         "",
     ),
     Mutant(
         "a group that nothing waits above is owed",
         "lib/floor",
-        "if above > 0 and n > 0",
-        "if n > 0",
+        "if above > 0 and one.jobs > 0 and",
+        "if one.jobs > 0 and",
     ),
-    Mutant("what is owed grows for ever", "lib/floor", "owed = math.min(owed, most)", "do end"),
-    Mutant("the square of the cost is forgotten", "pop", " + tonumber(r[4]) * x * x", ""),
+    Mutant("what is owed grows for ever", "lib/floor", "math.min(owed + share * cost, cost)",
+           "owed + share * cost"),
+    Mutant("the square of the cost is forgotten", "pop", " + square * x * x", ""),
     Mutant(
         "sub-users have no limit together",
         "enqueue",
-        "tonumber(w[5] or 0) + 1 > key_jobs",
+        "(jobs[1] or 0) + 1 > key_jobs",
         "false",
     ),
     Mutant(
         "counters of sub-users outlive their key",
         "reap",
-        "      redis.call('DEL', counter_prefix .. down)\n",
+        "      redis.call('DEL', counter_prefix .. string.sub(at, 1, -2))\n",
         "",
     ),
     Mutant(
@@ -274,7 +275,7 @@ MUTANTS = [
     Mutant("an old attempt starts", "start", " or tonumber(r[3]) ~= attempt", ""),
     Mutant("an old attempt renews", "renew", " or r[3] ~= attempt", ""),
     Mutant("an orphan keeps its attempt", "settle", "math.max(attempt + 1, now_ms)", "attempt"),
-    Mutant("the floor of attempts is ignored", "pop", ", tonumber(r[8]), now_ms", ", now_ms"),
+    Mutant("the floor of attempts is ignored", "pop", ", r[8] or 0, now_ms", ", now_ms"),
     Mutant(
         "a run that was requeued is restored",
         "assert",
@@ -287,8 +288,8 @@ MUTANTS = [
     Mutant(
         "a started run becomes unstarted",
         "assert",
-        "if r[6] == '1' then",
-        "if false then",
+        "  redis.call('HSET', record, unpack(fields))\n",
+        "  redis.call('HSET', record, 'started', '0', unpack(fields))\n",
     ),
     # nothing is lost or forgotten
     Mutant(
@@ -303,8 +304,8 @@ MUTANTS = [
     Mutant(
         "counts drift when a job is cancelled",
         "cancel",
-        "wait(waiting, class, at, -1, 0 - tonumber(r[4]))",
-        "wait(waiting, class, at, -1, 0)",
+        "wait(board, waiting, class, at, -1, 0 - tonumber(r[4]))",
+        "wait(board, waiting, class, at, -1, 0)",
     ),
     Mutant(
         "a cancelled job leaves its user in the order",
@@ -321,7 +322,7 @@ MUTANTS = [
         "requeue ignores the cancel flag", "requeue", "if r[12] then return 'cancelled' end", ""
     ),
     Mutant("requeue repeats a started run", "requeue", "if r[11] == '1' then", "if false then"),
-    Mutant("tries are not counted", "requeue", "tonumber(r[10]) + try))", "tonumber(r[10])))"),
+    Mutant("tries are not counted", "requeue", " or 0) + try))", " or 0)))"),
     Mutant("a running job is forgotten", "ack", "if state == 'done' or", "if state or"),
     Mutant(
         "the dead are declared so at once",

@@ -16,7 +16,6 @@ from common.jobs import Due, Lease, Limits, NewJob
 from common.keys import CLASSES, GROUPS, Policy, path
 from common.outcomes import Outcome
 from common.queue import Queue
-from common.wire import Usage
 from sim.model import Model
 from tests.stateful.keyspace import Raw, Space, check, expected, read
 from tests.stateful.stores import REPLICAS, Store
@@ -317,11 +316,10 @@ class Steps:
         learn: float | None, ring: bool,
     ) -> None:  # fmt: skip
         run, owner, is_heir = self.run_of(n, who)
-        usage = Usage(5, 0, 9) if learn else None
         for _ in range(1 + twice):
             if run.cls:
                 self.timed("settle", run, owner, outcome, b"end", heir=heir == is_heir,
-                           cost=cost, learn=learn, usage=usage, seq=3, ring=ring)  # fmt: skip
+                           cost=cost, learn=learn, ring=ring)  # fmt: skip
 
     def requeue(self, n: int, who: str, heir: bool, count_try: bool, tries_max: int) -> None:
         run, owner, is_heir = self.run_of(n, who)

@@ -184,9 +184,9 @@ class Site:
 
     async def queued(self) -> int:
         """Jobs that wait, by Redis; -1 while it is away."""
-        waiting = self.dispatcher.queue.keys.waiting
+        deadlines = self.dispatcher.queue.keys.deadlines
         try:
-            return int(await self.broker.command("HGET", waiting, "jobs") or 0)
+            return int(await self.broker.command("ZCARD", deadlines))
         except BrokerDown:
             return -1
 

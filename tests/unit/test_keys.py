@@ -25,8 +25,8 @@ def every_key(model: str, cls: str, user: str, job: str) -> list[str]:
     side = k.classes[cls]
     return [
         k.lane(cls, encode(user)), k.record(job), k.body(job), k.owned("g1-host-ab12"),
-        side.backlog, side.counter, side.vtime, k.arrival, k.groups, k.waiting, k.deadlines,
-        k.running, k.inflight, k.ewma, k.leader, k.bell,
+        side.backlog, side.counter, k.board, k.waiting, k.deadlines, k.running, k.inflight, k.ewma,
+        k.bell,
     ]  # fmt: skip
 
 
@@ -108,8 +108,8 @@ def test_permanent_keys_hold_no_job() -> None:
            k.waiting, k.owned("g")}  # fmt: skip
     backlogs = {c.backlog for c in k.classes.values()}
     assert [key for key in own | backlogs if k.permanent(key)] == []
-    stays = {keys.GATEWAYS, keys.MODELS, k.leader, k.ewma, k.arrival, k.groups}
-    assert [key for key in stays | set(k.order("batch", "k:s")[-2:]) if not k.permanent(key)] == []
+    stays = {keys.GATEWAYS, keys.MODELS, k.board, k.ewma}
+    assert [key for key in stays | set(k.order("batch", "k:s")[-1:]) if not k.permanent(key)] == []
 
 
 def test_channels_are_not_keys_of_a_model() -> None:
@@ -120,7 +120,7 @@ def test_channels_are_not_keys_of_a_model() -> None:
 async def test_keys_that_would_stay_for_ever_are_found(broker: Broker) -> None:
     """The check that every test with a broker ends with."""
     k = ModelKeys("model/with:signs")
-    for key in (k.leader, k.ewma, *k.order("batch", "k:s")[-2:], keys.GATEWAYS):
+    for key in (k.board, k.ewma, *k.order("batch", "k:s")[-1:], keys.GATEWAYS):
         await broker.command("SET", key, 1)
     await broker.command("SET", k.record("expires"), 1, "PX", 9_000)
     assert await leaked_keys(broker) == []

@@ -3,53 +3,36 @@
 -- A user stands on one level. A sub-user stands on two: its key's, where the key's name ends in a
 -- colon, and one down its own, among the sub-users of that key. A level lists the backlogs of its
 -- group, that of the job's class first; it has the user's `name`, the `counter` hash of those who
--- wait nowhere, the `vtime` key, and the field of `lifts`.
+-- wait nowhere, and `at`, by which the board knows it.
 
+-- Makes levels of a list of keys: of each level the backlogs and the counter hash.
 local function levels(order, group, user)
   local key = string.find(user, ':', 1, true) and string.match(user, '^[^:]*:')
-  local names = key and {key, user} or {user}
-  local n, out = #order / #names, {}
-  for i, name in ipairs(names) do
-    local level = {name = name, counter = order[i * n - 1], vtime = order[i * n],
-                   lifts = i == 1 and group or group .. ':' .. key}
-    for k = 1, n - 2 do level[k] = order[(i - 1) * n + k] end
-    out[i] = level
+  local n, own = #order, {}
+  if key then
+    n = n / 2
+    for k = 1, n do own[k], order[n + k] = order[n + k], nil end
+    own.name, own.at, own.counter, own[n] = user, group .. ':' .. key, own[n], nil
   end
-  return out
+  order.name, order.at, order.counter, order[n] = key or user, group, order[n], nil
+  return {order, key and own}
 end
 
--- Its counter, nil where it has none, and the backlogs in which it waits.
-local function stands(level)
-  local c, where = nil, {}
-  for _, backlog in ipairs(level) do
-    local score = redis.call('ZSCORE', backlog, level.name)
-    if score then c, where[#where + 1] = tonumber(score), backlog end
+-- Its counter, nil where it has none, and the first backlog in which it waits, of those from `k` on.
+local function stands(level, k)
+  for i = k or 1, #level do
+    local score = redis.call('ZSCORE', level[i], level.name)
+    if score then return tonumber(score), i end
   end
-  if not c then c = tonumber(redis.call('HGET', level.counter, level.name) or nil) end
-  return c, where
+  return tonumber(redis.call('HGET', level.counter, level.name) or nil)
 end
 
--- Give it this counter wherever it stands: one user has one counter in a group.
-local function move(level, c, where)
+-- Give it this counter, from backlog `k` on wherever it stands: one user has one in a group.
+local function move(level, c, k)
   local score = string.format('%.17g', c)
-  if #where == 0 then redis.call('HSET', level.counter, level.name, score) end
-  for _, backlog in ipairs(where) do redis.call('ZADD', backlog, score, level.name) end
-end
-
-local function book(at, amount)
-  for _, level in ipairs(at) do
-    local c, where = stands(level)
-    move(level, (c or 0) + amount, where)
-  end
-end
-
--- V may fall by what a user is given back of its charges.
-local function give_back(groups, at, amount)
-  for _, level in ipairs(at) do
-    local field = 'back:' .. level.lifts
-    local back = tonumber(redis.call('HGET', groups, field) or 0) + amount
-    redis.call('HSET', groups, field, string.format('%.17g', back))
-  end
+  if not k then return redis.call('HSET', level.counter, level.name, score) end
+  redis.call('ZADD', level[k], score, level.name)
+  for i = k + 1, #level do redis.call('ZADD', level[i], 'XX', score, level.name) end
 end
 
 -- Stand in the backlog of the job's class, with this counter.
@@ -57,23 +40,21 @@ local function enter(level, c)
   local score = string.format('%.17g', c)
   redis.call('HDEL', level.counter, level.name)
   redis.call('ZADD', level[1], score, level.name)
-  for k = 2, #level do redis.call('ZADD', level[k], 'XX', score, level.name) end
+  for i = 2, #level do redis.call('ZADD', level[i], 'XX', score, level.name) end
 end
 
 -- A job left its lane and costs `amount`: the user stands there on only while others wait, its key
--- while any sub-user does. Returns the counters before.
+-- while any sub-user does. The counters `before` need not be looked up where they are known.
 local function left(at, waits, amount)
-  local before = {}
   for i = #at, 1, -1 do
-    local level = at[i]
-    local c, where = stands(level)
-    if not waits and where[1] == level[1] then
+    local level, c, k = at[i], at[i].before, 1
+    if not c then c, k = stands(level) end
+    if not waits and k == 1 then
       redis.call('ZREM', level[1], level.name)
-      table.remove(where, 1)
+      k = select(2, stands(level, 2))
     end
-    before[i] = c or 0
-    move(level, before[i] + amount, where)
+    level.before = c or 0
+    move(level, level.before + amount, k)
     waits = i > 1 and redis.call('EXISTS', level[1]) == 1
   end
-  return before
 end

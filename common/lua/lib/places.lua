@@ -1,18 +1,16 @@
 -- places: how many jobs go before one that waits, where users take turns at equal charges.
 
 -- Add who waits in a class to those of its group, in their order, each with its counter and jobs.
-local function stand(users, backlog, class, waiting, most)
-  local page, fields = redis.call('ZRANGE', backlog, 0, most - 1, 'WITHSCORES'), {}
-  for i = 1, #page, 2 do fields[#fields + 1] = 'jobs:' .. class .. ':' .. page[i] end
-  if #fields == 0 then return end
-  local jobs, sorted = redis.call('HMGET', waiting, unpack(fields)), #users == 0
+local function stand(users, backlog, class, jobs_in, most)
+  local page = redis.call('ZRANGE', backlog, 0, most - 1, 'WITHSCORES')
+  local sorted = #users == 0
   for i = 1, #page, 2 do
     local name = page[i]
     if not users[name] then
       users[name] = {name = name, score = tonumber(page[i + 1]), jobs = 0}
       users[#users + 1] = users[name]
     end
-    users[name].jobs = users[name].jobs + tonumber(jobs[(i + 1) / 2] or 0)
+    users[name].jobs = users[name].jobs + jobs_in(class, name)
   end
   if not sorted then
     table.sort(users, function(a, b)
