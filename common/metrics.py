@@ -55,6 +55,7 @@ class DispatcherMetrics:
         self._requeued = Counter(
             "fairlane_requeued", "Runs given back to the queue", by_class, registry=r
         )
+        self._yielded = Counter("fairlane_yielded", "Of these, for others", model, registry=r)
         self._ended = Counter(
             "fairlane_jobs", "Jobs ended, by outcome", (*by_class, "outcome"), registry=r
         )
@@ -109,6 +110,10 @@ class DispatcherMetrics:
     def requeued(self, model: str, cls: str) -> None:
         """A run given back."""
         self._requeued.labels(model, cls).inc()
+
+    def yielded(self, model: str) -> None:
+        """A batch job taken out of its engine for another."""
+        self._yielded.labels(model).inc()
 
     def first_byte(self, model: str, cls: str, seconds: float) -> None:
         """An engine's first byte."""

@@ -45,6 +45,8 @@ class Ending(msgspec.Struct, frozen=True):
     """Give it back to the queue instead: nothing of an answer was sent."""
     counts: bool = False
     """With `requeue`: it counts among the job's tries."""
+    yields: bool = False
+    """With `requeue`: it made room for another job."""
     frames: tuple[bytes, ...] = ()
     """Frames that go out with the end: a whole small answer in one script."""
     told: bool = False
@@ -111,6 +113,8 @@ class Closing:
             )
         )  # fmt: skip
         self._metrics.requeued(run.queue.model, run.lease.cls)
+        if ending.yields:
+            self._metrics.yielded(run.queue.model)
         if word == "unknown" and await self._persist(lambda: self._runs.restore(run)):
             await self._requeue(run, ending)
         elif word == "cancelled":

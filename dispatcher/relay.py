@@ -50,9 +50,9 @@ class Relay:
         self._settings = settings
         self._metrics = metrics
 
-    async def run(self, run: Run, wake: Callable[[], None], settled: Callable[[], None]) -> None:
-        """One run to its end. `wake` is called when its backend has a place again, `settled` once
-        its user has one job less in flight."""
+    async def run(self, run: Run, wake: Callable[[], None], settled: Callable[[], None]) -> bool:
+        """One run to its end; True: the job's too. `wake` is called when its backend has a place
+        again, `settled` once its user has one job less in flight."""
         self._runs.add(run)
         run.task = asyncio.current_task()
         try:
@@ -66,6 +66,7 @@ class Relay:
             settled()
             if run.answer is not None:
                 await self._hang_up(run.answer)
+            return not ending.requeue
         finally:
             run.backend.ended(_now(), run.lease.job)
             self._runs.remove(run)
@@ -88,6 +89,8 @@ class Relay:
                 return ending
         finally:
             run.task = None
+        if run.yielded:
+            return Ending(run.stopped, requeue=True, yields=True)
         if run.stopped is Outcome.FAILED and not run.started:
             return Ending(run.stopped, requeue=True)  # this process stops: another runs it
         return Ending(run.stopped, MESSAGES.get(run.stopped, ""))
@@ -145,6 +148,7 @@ class Relay:
         if busy(run.backend.reading.kind, answer.status, body):
             self._refused(run)
             return Ending(Outcome.TRIES, requeue=True)
+        run.begun = True
         run.backend.started(_now(), run.lease.job)
         status = answer.status if answer.status >= 400 else 502
         error = read_error(body, status)
@@ -163,6 +167,7 @@ class Relay:
 
     def _first_byte(self, run: Run, wake: Callable[[], None]) -> None:
         now = _now()
+        run.begun = True
         run.backend.started(now, run.lease.job)
         self._metrics.first_byte(run.queue.model, run.lease.cls, now - run.sent_at)
         wake()
