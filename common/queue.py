@@ -242,10 +242,12 @@ class Queue:
         *,
         heir: bool = False,
         count_try: bool,
+        yields: bool = False,
         tries_max: int = 3,
         now_ms: int = 0,
     ) -> Literal["requeued", "started", "cancelled", "tries", "lost", "unknown"]:
         """Give an unstarted run back to the queue, at its old place and with its charge undone.
+        `yields`: it makes room for another, which is counted.
 
         After `started`, `cancelled` and `tries` the caller still owns it and settles it.
         """
@@ -256,7 +258,7 @@ class Queue:
             running=k.running, inflight=k.inflight, waiting=k.waiting, deadlines=k.deadlines,
             order=k.order(run.cls, run.user), now_ms=now_ms,
             job=run.job, owner=owner, attempt=run.attempt, heir=int(heir), tries_max=tries_max,
-            bell=k.bell, **{"try": int(count_try)},
+            yields=int(yields), bell=k.bell, **{"try": int(count_try)},
         )  # fmt: skip
         return reply.decode()  # type: ignore[no-any-return]
 
@@ -283,6 +285,8 @@ class Queue:
             "deadline": str(run.deadline_ms), "tries": str(run.tries),
             "size": str(len(run.body)), "floor": "0",
         }  # fmt: skip
+        if run.yields:
+            fields["yields"] = str(run.yields)
         reply = await self.broker.call(
             "assert", record=k.record(run.job), body=k.body(run.job),
             lane=k.lane(run.cls, run.user), running=k.running, inflight=k.inflight,
@@ -399,6 +403,7 @@ def _lease(r: list[bytes]) -> Lease:
         terms=Terms(float(r[6]), float(r[7]), float(r[8]), int(r[9])), weight=float(r[10]),
         meta=r[11], channel=r[12].decode(), replica=r[13].decode(), tries=int(r[14]),
         arrival=int(r[15]), deadline_ms=int(r[16]), inflight=int(r[17]), body=r[18],
+        yields=int(r[19]),
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ class Closing:
     async def _requeue(self, run: Run, ending: Ending) -> None:
         word = await self._persist(
             lambda: run.queue.requeue(
-                run.lease, self._owner, count_try=ending.counts,
+                run.lease, self._owner, count_try=ending.counts, yields=ending.yields,
                 tries_max=self._settings.tries_max,
             )
         )  # fmt: skip

@@ -60,7 +60,7 @@ while #out - 3 < #backends and looked < batch and bytes < bytes_max do
   local at = levels(level_keys(class, user), group, user)
   local r = job and redis.call('HMGET', record, 'state', 'fixed', 'per_unit', 'per_square', 'most',
     'weight', 'attempt', 'floor', 'size', 'meta', 'channel', 'replica', 'tries', 'arrival',
-    'deadline')
+    'deadline', 'yields')
   if not job or r[1] ~= 'waiting' then
     -- One missing record must not wedge the class; an empty lane has no place in the order.
     if job then
@@ -90,7 +90,7 @@ while #out - 3 < #backends and looked < batch and bytes < bytes_max do
     redis.call('HSET', record, 'state', 'running', 'owner', owner, 'attempt', attempt,
       'backend', backends[#out - 2], 'sent', int(now_ms), 'started', '0', 'charged', charged)
     out[#out + 1] = {job, user, class, attempt, backends[#out - 2], charged, r[2], r[3], r[4],
-      r[5], r[6], r[10], r[11], r[12], r[13], r[14], r[15], int(n - 1), data or ''}
+      r[5], r[6], r[10], r[11], r[12], r[13], r[14], r[15], int(n - 1), data or '', r[16] or '0'}
     bytes = bytes + #(data or '')
   end
 end

@@ -4,11 +4,13 @@ time, real code."""
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 from common.keys import ModelKeys
 from common.outcomes import Outcome
 from dispatcher.loop import DRAIN_S_MIN
+from dispatcher.yields import YIELDS_MAX
 from sim.settings import EngineSettings
 from tests.flow.test_failures import at_rest
 from tests.flow.world import Asked, World, world
@@ -119,6 +121,25 @@ async def test_what_has_begun_is_kept(
         assert yielded(w) == 0 and [sent(w, a) for a in w.asked] == [1] * (SLOTS + 1)
         assert waited(asked) >= 3.0, "until a batch job has ended"
         await empty(w)
+
+
+async def test_batch_goes_on_under_any_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another dispatcher leads meanwhile: how often a job gave way is known to Redis."""
+    engine = msgspec.structs.replace(ENGINE, max_num_seqs=1)
+    async with world(monkeypatch, {"e1": engine}, model=FULL, dispatchers=2) as w:
+        asked = await w.ask("b", output=100, stream=False, cls="batch")
+        for n in range(15):
+            await pass_time(1.0)
+            talk = await chat(w, f"c{n}")
+            if n == 1:  # while chat has the slot
+                first = w.leader()
+                assert first is not None
+                await wait_until(lambda t=talk: t.first_at is not None, what="its turn")  # type: ignore[misc]
+                await first._loops["m1"].stop()
+        assert w.leader() is not first
+        assert asked.outcome is Outcome.FINISHED
+        assert sent(w, asked) == 1 + YIELDS_MAX
+        await w.answers()
 
 
 async def test_it_costs_its_user_once_and_teaches_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -321,6 +321,8 @@ MUTANTS = [
         "requeue ignores the cancel flag", "requeue", "if r[12] then return 'cancelled' end", ""
     ),
     Mutant("requeue repeats a started run", "requeue", "if r[11] == '1' then", "if false then"),
+    Mutant("yields are not counted", "requeue", "if yields == 1 then", "if false then"),
+    Mutant("what yields is a secret", "pop", "r[16] or '0'", "'0'"),
     Mutant("tries are not counted", "requeue", "tonumber(r[10]) + try))", "tonumber(r[10])))"),
     Mutant("a running job is forgotten", "ack", "if state == 'done' or", "if state or"),
     Mutant(
