@@ -6,6 +6,7 @@ the jobs that Redis says are ours and that are not known here are given back.
 """
 
 import asyncio
+import contextlib
 import logging
 from functools import partial
 
@@ -204,9 +205,10 @@ class ModelLoop:
         try:
             popped = await asyncio.shield(popping)
         except asyncio.CancelledError:
-            if not popping.cancelled():
-                for lease in (await popping).leases:
-                    await self.queue.requeue(lease, parts.owner, count_try=False)
+            with contextlib.suppress(BrokerError):  # then their leases run out
+                if not popping.cancelled():
+                    for lease in (await popping).leases:
+                        await self.queue.requeue(lease, parts.owner, count_try=False)
             raise
         if popped.word == "held":
             await asyncio.sleep(popped.held_ms / 1000)
@@ -266,11 +268,9 @@ class ModelLoop:
     def _relayed(self, task: asyncio.Task[bool]) -> None:
         self._relays.discard(task)
         self._parts.runs.ended.set()
-        if task.cancelled():
-            return
-        if task.exception() is not None:
+        if not task.cancelled() and task.exception() is not None:
             log.error("a relay failed", exc_info=task.exception())
-        elif task.result():
+        elif not task.cancelled() and task.result():
             self.drain.count(asyncio.get_running_loop().time())
 
     async def _reap_loop(self) -> None:
