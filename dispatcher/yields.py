@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from dispatcher.admission import BATCH
-from dispatcher.engines import EngineFacts
+from dispatcher.engines.facts import EngineFacts
 from dispatcher.why import Why
 
 FULL = (Why.LIMIT, Why.SLOTS)

@@ -98,7 +98,7 @@ POLICIES = {
         _by("time", "their time in the engine"),
         _by("kv", "the KV memory they hold times the steps they hold it"),
         *(_headroom(n) for n in (2, 4, 6, 8, 12)),
-        *(_yields(n) for n in (0, 1, 2, 4)),
+        *(_yields(n) for n in (0, 1, 4)),
         *(_at_most(n) for n in (32, 56, 96)),
         Policy("no-yield", "as `reserve`, but what batch holds it keeps",
                lambda w, r: _fair(w, _change(r, yields=False))),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.engines import EngineFacts
+from dispatcher.engines.facts import EngineFacts
 from dispatcher.why import Why
 from dispatcher.yields import PATIENCE_S, YIELDS_MAX, Pressed, Yields
 
