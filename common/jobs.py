@@ -73,6 +73,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     inflight: int
     """Jobs of the user, or of all sub-users of its key, that ran when this one was popped."""
     body: bytes
+    yields: int = 0
+    """How often the job was taken out of an engine for others."""
 
 
 class Popped(msgspec.Struct, frozen=True):

@@ -56,6 +56,7 @@ class DispatcherMetrics:
         self._requeued = Counter(
             "fairlane_requeued", "Runs given back to the queue", by_class, registry=r
         )
+        self._yielded = Counter("fairlane_yielded", "Of these, for others", model, registry=r)
         self._ended = Counter(
             "fairlane_jobs", "Jobs ended, by outcome", (*by_class, "outcome"), registry=r
         )
@@ -167,6 +168,10 @@ class DispatcherMetrics:
         """The state of a backend's breaker, one of BACKEND_STATES."""
         for each in BACKEND_STATES:
             self._state.labels(model, url, each).set(int(each == state))
+
+    def yielded(self, model: str) -> None:
+        """A batch job taken out of its engine for another."""
+        self._yielded.labels(model).inc()
 
     def first_byte(self, model: str, cls: str, seconds: float) -> None:
         """An engine's first byte."""

@@ -238,10 +238,12 @@ class Queue:
         *,
         heir: bool = False,
         count_try: bool,
+        yields: bool = False,
         tries_max: int = 3,
         now_ms: int = 0,
     ) -> Literal["requeued", "started", "cancelled", "tries", "lost", "unknown"]:
         """Give an unstarted run back to the queue, at its old place and with its charge undone.
+        `yields`: it makes room for another, which is counted.
 
         After `started`, `cancelled` and `tries` the caller still owns it and settles it.
         """
@@ -252,7 +254,7 @@ class Queue:
             running=k.running, inflight=k.inflight, waiting=k.waiting, deadlines=k.deadlines,
             order=k.order(run.cls, run.user), now_ms=now_ms,
             job=run.job, owner=owner, attempt=run.attempt, heir=int(heir), tries_max=tries_max,
-            bell=k.bell, **{"try": int(count_try)},
+            yields=int(yields), bell=k.bell, **{"try": int(count_try)},
         )  # fmt: skip
         return reply.decode()  # type: ignore[no-any-return]
 
@@ -278,6 +280,8 @@ class Queue:
         }  # fmt: skip
         if started:
             fields["started"] = "1"
+        if run.yields:
+            fields["yields"] = str(run.yields)
         reply = await self.broker.call(
             "assert", board=k.board, record=k.record(run.job), body=k.body(run.job),
             lane=k.lane(run.cls, run.user), running=k.running, inflight=k.inflight,
@@ -408,6 +412,7 @@ def _lease(r: list[Any], backend: str) -> Lease:
         terms=Terms(float(fixed), float(unit), float(square), int(most)), weight=float(weight),
         meta=stored[at:end], channel=keys.reply(replica), replica=replica, tries=int(r[7]),
         arrival=int(r[8]), deadline_ms=int(r[9]), inflight=r[10], body=stored[end:],
+        yields=int(r[12]),
     )  # fmt: skip
 
 

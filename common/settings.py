@@ -144,9 +144,12 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Slots of all its backends together, where known; absent: their `max_num_seqs`, or learned."""
     reserved_slots: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
     """Slots kept for users with nothing in flight; absent: one in 32, 1 of 16 to 31, 0 of fewer."""
-    batch_headroom: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.125
+    batch_headroom: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1 / 16
     """Share of each engine's slots, rounded up, that batch leaves free for others, where slots are
     known."""
+    batch_yields: bool = True
+    """Whether batch jobs of which no byte has come are taken out of an engine again where jobs of
+    other classes find all slots taken; each at most three times."""
     engine_priority: bool = False
     """Whether its engines order their own queue by priority (vLLM's `--scheduling-policy
     priority`): then each request is sent with one."""

@@ -36,13 +36,12 @@ FRESH_PERIODS = 3
 FIRST_BYTE_S = 1.0
 """Median time to the first byte where none was measured."""
 FIRST_BYTES_MAX = 64
-"""How many measured times the median is taken from."""
 NOTICE_S = 0.05
 """d: round trip, one engine step and the pop. It is a bound, not measured: the time to a first byte
 holds the wait in the engine too, and a limit that grows with that wait would never stop growing."""
 COMPLETED_S = 10.0
 """µ is the mean of this time."""
-HEADROOM = 0.125
+HEADROOM = 1 / 16
 """Batch leaves this share of the slots free, rounded up."""
 KV_TRIAL_S = 5.0
 """A backend whose KV memory is full, though nothing was in flight there for so long, gets one job:
@@ -147,8 +146,7 @@ class BackendLoad:
 
     def keep_others(self, now: float, jobs: Collection[str]) -> None:
         """Of the jobs that other dispatchers run, forget those not in `jobs`."""
-        gone = [job for job, run in self._runs.items() if not run.mine and job not in jobs]
-        for job in gone:
+        for job in [j for j, run in self._runs.items() if not run.mine and j not in jobs]:
             self.ended(now, job)
 
     def polled(
@@ -192,6 +190,10 @@ class BackendLoad:
     def inflight(self, cls: str) -> int:
         """Jobs of a class in flight."""
         return self._inflight[cls]
+
+    def others(self) -> int:
+        """Unstarted jobs of other classes than batch."""
+        return self._unstarted.total() - self._unstarted[BATCH]
 
     def room(
         self, now: float, cls: str, limit: int, *, floor: bool = False, slots: int | None = None,
@@ -242,8 +244,7 @@ class BackendLoad:
         return None if n is None else max(1, n - math.ceil(n * headroom))
 
     def _batch_gives_way(self, c: Counts) -> str:
-        others = c.unstarted - self._unstarted[BATCH]
-        if others:
+        if others := self.others():
             return f"{others} of other classes not started"
         return f"{c.foreign} of others waiting" if c.foreign else ""
 

@@ -45,6 +45,8 @@ class Ending(msgspec.Struct, frozen=True):
     """Give it back to the queue instead: nothing of an answer was sent."""
     counts: bool = False
     """With `requeue`: it counts among the job's tries."""
+    yields: bool = False
+    """With `requeue`: it made room for another job."""
     frames: tuple[bytes, ...] = ()
     """Frames that go out with the end: a whole small answer in one script."""
     told: bool = False
@@ -106,11 +108,13 @@ class Closing:
     async def _requeue(self, run: Run, ending: Ending) -> None:
         word = await self._persist(
             lambda: run.queue.requeue(
-                run.lease, self._owner, count_try=ending.counts,
+                run.lease, self._owner, count_try=ending.counts, yields=ending.yields,
                 tries_max=self._settings.tries_max,
             )
         )  # fmt: skip
         self._metrics.requeued(run.queue.model, run.lease.cls)
+        if ending.yields:
+            self._metrics.yielded(run.queue.model)
         if word == "unknown" and await self._persist(lambda: self._runs.restore(run)):
             await self._requeue(run, ending)
         elif word == "cancelled":

@@ -3,13 +3,17 @@ against the model's settings. Nothing is asked or waited for here; time is an ar
 
 from collections.abc import Collection, Mapping, Sequence
 
+from common.jobs import Lease
 from common.keys import CLASSES
 from common.metrics import DispatcherMetrics
 from common.settings import ModelSettings
+from dispatcher.admission import BATCH
 from dispatcher.backend import Backend
 from dispatcher.routing import Place
 from dispatcher.slots import Ceiling, ModelSlots
-from dispatcher.turns import Rules, View
+from dispatcher.turns import Round, Rules, View
+from dispatcher.why import Why
+from dispatcher.yields import Pressed, Yields
 
 
 def wanted(
@@ -25,8 +29,12 @@ def wanted(
 class Facts:
     """Of one model. `backends` may grow while it is used."""
 
-    def __init__(self, settings: ModelSettings, backends: Sequence[Backend]) -> None:
+    def __init__(
+        self, settings: ModelSettings, backends: Sequence[Backend], *, kv_max: float = 0.92
+    ) -> None:
         self._backends = backends
+        self._yields = Yields(kv_max=kv_max)
+        self._gives_way = settings.batch_yields
         self._limits = {c: settings.queue_limit(c) for c in CLASSES}
         self._tpot_s = {c: settings.tpot_s(c) for c in CLASSES}
         self._total = settings.slots
@@ -42,9 +50,7 @@ class Facts:
     ) -> View:
         """For one decision, made at once. The arguments are as in `View`."""
         ceiling, usable = self._ceiling(now), self._usable(now)
-        share = None
-        if self._total is not None and ceiling.slots is not None:
-            share = ceiling.slots // len(usable)
+        share = self._share(ceiling, usable)
 
         def room(cls: str, floor: bool) -> Mapping[str, Place]:
             limit = self._limits[cls]
@@ -60,7 +66,7 @@ class Facts:
             return places
 
         inflight = self._inflight()
-        taken = sum(b.load.counts(now).inflight for b in usable)
+        taken = sum(b.load.counts(now).inflight - self._yields.free(b.url) for b in usable)
         return View(waiting, inflight, room, most, ceiling.busy_max, taken, due, look)
 
     def spare(self, now: float, cls: str) -> Mapping[str, int]:
@@ -68,9 +74,32 @@ class Facts:
         view = self.view(now, {}, (), look=False, most=1)
         return {url: place.room for url, place in view.room(cls, False).items()}
 
-    def bound(self, now: float) -> None:
-        """Jobs wait, and the reserved slots alone hold them back."""
-        self._slots.bound(now)
+    def sent(self, lease: Lease, *, floor: bool) -> None:
+        """A job goes to its backend; `floor`: for its class's floor share."""
+        if self._gives_way and lease.cls == BATCH and not floor:
+            self._yields.sent(lease.backend, lease.job, lease.yields)
+
+    def kept(self, job: str) -> None:
+        """It cannot be taken back any more: its answer comes, or it is not there any longer."""
+        self._yields.gone(job)
+
+    def yielding(self, now: float, turns: Round) -> list[str]:
+        """The jobs that are to be taken back now, after the last of these turns."""
+        if not self._yields:
+            return []
+        return self._yields.take(now, self._pressed(now), turns.why, turns.held)
+
+    def closed(
+        self, now: float, why: Why, waiting: Mapping[str, int], model: str,
+        metrics: DispatcherMetrics,
+    ) -> None:  # fmt: skip
+        """Nothing more may run, and this is why; OPEN: nothing more waits."""
+        for cls, jobs in waiting.items():
+            metrics.waiting(model, cls, jobs)
+        if why is not Why.OPEN:
+            metrics.closed(model, why)
+        if why in (Why.RESERVED, Why.SLOTS):
+            self._slots.bound(now)
 
     def measure(
         self, now: float, model: str, metrics: DispatcherMetrics, waiting: Mapping[str, int]
@@ -90,6 +119,24 @@ class Facts:
 
     def _inflight(self) -> dict[str, int]:
         return {c: sum(b.load.inflight(c) for b in self._backends) for c in CLASSES}
+
+    def _pressed(self, now: float) -> list[Pressed]:
+        share = self._share(self._ceiling(now), self._usable(now))
+        found = []
+        for b in self._backends:
+            counts, load = b.load.counts(now), b.load
+            slots = share or (None if load.slots.probed else load.slots.value)
+            facts = load.facts if load.fresh(now) else None
+            found.append(
+                Pressed(b.url, counts.inflight, counts.unstarted, load.others(), slots, facts)
+            )
+        return found
+
+    def _share(self, ceiling: Ceiling, usable: Sequence[Backend]) -> int | None:
+        """Slots of each backend where the model's are configured."""
+        if self._total is None or ceiling.slots is None:
+            return None
+        return ceiling.slots // len(usable)
 
     def _usable(self, now: float) -> list[Backend]:
         return [b for b in self._backends if b.usable(now)]

@@ -6,8 +6,10 @@ the jobs that Redis says are ours and that are not known here are given back.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
+from functools import partial
 
 from common.cost import pricing
 from common.errors import BrokerError, WireError
@@ -29,7 +31,6 @@ from dispatcher.routing import Router
 from dispatcher.runs import Run
 from dispatcher.turns import Round, Turn, engine_priority
 from dispatcher.watchdog import Watchdog
-from dispatcher.why import Why
 
 log = logging.getLogger("fairlane.loop")
 
@@ -75,14 +76,14 @@ class ModelLoop:
         self._wake = asyncio.Event()
         self.popping = False
         """Whether jobs may be on their way to one of the backends."""
-        self._relays: set[asyncio.Task[None]] = set()
+        self._relays: set[asyncio.Task[bool]] = set()
         self.drain = Rate(least_s=DRAIN_S_MIN)
 
     def configure(self, settings: ModelSettings) -> None:
         """Go by these settings from the next job on; the class policy stays as it was."""
         self._settings = settings
         self._pricing = pricing(settings)
-        self._facts = Facts(settings, self.backends)
+        self._facts = Facts(settings, self.backends, kv_max=self._parts.settings.kv_max)
         self._turns: Round | None = None
         """Used again until something changes for those who wait."""
 
@@ -185,7 +186,8 @@ class ModelLoop:
             turn = turns.next(view)
             if turn is None:
                 self._look = self._look or look
-                self._close(turns.why, issued)
+                self._facts.closed(issued, turns.why, self._waiting, self.model, parts.metrics)
+                self._make_room(turns, issued)
                 return
             popped = await self._pop(turn)
             if popped.word != "popped":
@@ -193,17 +195,15 @@ class ModelLoop:
                 return
             self._waiting = {c: n + self._rung[c] - rung[c] for c, n in popped.left.items()}
             self._due = popped.due
-            self._take(popped.leases, issued)
+            self._take(popped.leases, issued, floor=turn.floor)
             cut = sum(len(lease.body) for lease in popped.leases) >= POP_BYTES_MAX
             turns.told(turn, len(popped.leases), cut=cut)
 
-    def _close(self, why: Why, now: float) -> None:
-        for cls, jobs in self._waiting.items():
-            self._parts.metrics.waiting(self.model, cls, jobs)
-        if why is not Why.OPEN:
-            self._parts.metrics.closed(self.model, why)
-        if why in (Why.RESERVED, Why.SLOTS):
-            self._facts.bound(now)
+    def _make_room(self, turns: Round, now: float) -> None:
+        """Nothing more may run: what batch holds and others lack goes back to the queue."""
+        for job in self._facts.yielding(now, turns):
+            if not self._parts.runs.give_way(job):
+                self._facts.kept(job)
 
     async def _pop(self, turn: Turn) -> Popped:
         """One `pop`, carried through even when this task is cancelled meanwhile."""
@@ -218,15 +218,16 @@ class ModelLoop:
         try:
             popped = await asyncio.shield(popping)
         except asyncio.CancelledError:
-            if not popping.cancelled():
-                for lease in (await popping).leases:
-                    await self.queue.requeue(lease, parts.owner, count_try=False)
+            with contextlib.suppress(BrokerError):  # then their leases run out
+                if not popping.cancelled():
+                    for lease in (await popping).leases:
+                        await self.queue.requeue(lease, parts.owner, count_try=False)
             raise
         if popped.word == "held":
             await asyncio.sleep(popped.held_ms / 1000)
         return popped
 
-    def _take(self, leases: list[Lease], issued: float) -> None:
+    def _take(self, leases: list[Lease], issued: float, *, floor: bool) -> None:
         """Start a relay for each."""
         now = asyncio.get_running_loop().time()
         backends = {b.url: b for b in self.backends}
@@ -238,8 +239,8 @@ class ModelLoop:
             except WireError as e:
                 log.error("job %s: %s", lease.job, e)
                 meta = None
-            streams = meta is not None and meta.stream
-            backend.sent(now, lease.job, lease.cls, streams=streams)
+            backend.sent(now, lease.job, lease.cls, streams=meta is not None and meta.stream)
+            self._facts.sent(lease, floor=floor)
             self.router.sent(backend.url)
             self._reaper.saw(lease.cls, lease.user)
             self._parts.metrics.popped(self.model, lease.cls, 1)
@@ -250,7 +251,8 @@ class ModelLoop:
 
     async def _relay(
         self, lease: Lease, meta: JobMeta | None, backend: Backend, issued: float, *, moved: bool
-    ) -> None:
+    ) -> bool:
+        """One run; True: it was the job's last."""
         parts = self._parts
         out = parts.publisher.open(lease.job, lease.attempt, lease.replica, lease.channel)
         if meta is None:
@@ -258,26 +260,33 @@ class ModelLoop:
             await self.queue.settle(lease, parts.owner, Outcome.FAILED, out.batch([end]), cost=0.0)
             out.grant()
             backend.ended(asyncio.get_running_loop().time(), lease.job)
-            return
+            self._moved(lease.job)
+            return True
         leads = self._leadership.leads
         run = Run(lease, meta, self.queue, backend, self._pricing, out, issued, leads)
         if moved:
             run.leased_at = -math.inf  # Redis is told before anything is sent
         if self._settings.engine_priority:
             run.priority = engine_priority(lease.cls, lease.inflight)
-        await parts.relay.run(run, self.wake, self._settled)
+        return await parts.relay.run(run, partial(self._moved, lease.job), self._settled)
+
+    def _moved(self, job: str) -> None:
+        """Its answer comes, or it left its engine."""
+        self._facts.kept(job)
+        self._wake.set()
 
     def _settled(self) -> None:
         """Its user has one job less in flight, and may go where it was passed over."""
         self._turns = None
         self._wake.set()
 
-    def _relayed(self, task: asyncio.Task[None]) -> None:
+    def _relayed(self, task: asyncio.Task[bool]) -> None:
         self._relays.discard(task)
-        self.drain.count(asyncio.get_running_loop().time())
+        self._parts.runs.ended.set()
         if not task.cancelled() and task.exception() is not None:
             log.error("a relay failed", exc_info=task.exception())
-        self._parts.runs.ended.set()
+        elif not task.cancelled() and task.result():
+            self.drain.count(asyncio.get_running_loop().time())
 
     async def _reap_loop(self) -> None:
         looked = 0.0

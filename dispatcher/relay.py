@@ -52,9 +52,9 @@ class Relay:
         self._metrics = metrics
         self._retries = Retries(metrics)
 
-    async def run(self, run: Run, wake: Callable[[], None], settled: Callable[[], None]) -> None:
-        """One run to its end. `wake` is called when its backend has a place again, `settled` once
-        its user has one job less in flight."""
+    async def run(self, run: Run, wake: Callable[[], None], settled: Callable[[], None]) -> bool:
+        """One run to its end; True: the job's too. `wake` is called when its backend has a place
+        again, `settled` once its user has one job less in flight."""
         self._runs.add(run)
         run.task = asyncio.current_task()
         try:
@@ -68,6 +68,7 @@ class Relay:
             settled()
             if run.answer is not None:
                 await self._hang_up(run.answer)
+            return not ending.requeue
         finally:
             run.backend.ended(_now(), run.lease.job)
             self._runs.remove(run)
@@ -90,6 +91,8 @@ class Relay:
                 return ending
         finally:
             run.task = None
+        if run.yielded:
+            return Ending(run.stopped, requeue=True, yields=True)
         return self._retries.stopped(run, run.stopped)
 
     async def _serve(self, run: Run, wake: Callable[[], None]) -> Ending:
@@ -131,6 +134,7 @@ class Relay:
         body = await answer.rest()
         if busy(run.backend.reading.kind, answer.status, body):
             return self._retries.refused(run)
+        run.begun = True
         run.backend.started(_now(), run.lease.job)
         status = answer.status if answer.status >= 400 else 502
         error = read_error(body, status)
@@ -149,6 +153,7 @@ class Relay:
 
     def _first_byte(self, run: Run, wake: Callable[[], None]) -> None:
         now = _now()
+        run.begun = True
         run.backend.started(now, run.lease.job)
         self._metrics.first_byte(run.queue.model, run.lease.cls, now - run.sent_at)
         wake()

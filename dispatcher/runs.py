@@ -68,6 +68,10 @@ class Run:
         """When it has been silent for too long; infinite while nothing is read."""
         self.heard_at = now
         """When the last piece of the answer came."""
+        self.begun = False
+        """Whether a byte of its answer came."""
+        self.yielded = False
+        """Whether it was taken out of its engine for another."""
         self.stopped: Outcome | None = None
         self.task: asyncio.Task[None] | None = None
         """The relay's, while the engine has its part; None before and after."""
@@ -86,6 +90,15 @@ class Run:
         """A piece of the answer came, and the next may take so long."""
         self.heard_at = now
         self.read_until = now + silence_s
+
+    def give_way(self) -> bool:
+        """Hang up on the engine, to be run again later. False: too late, it ends or is stopped
+        already, or its answer comes."""
+        if self.begun or self.stopped is not None or self.task is None:
+            return False
+        self.yielded = True
+        self.stop(Outcome.TRIES)
+        return True
 
     def spent(self) -> Usage:
         """What the engine told, or as far as can be counted from outside."""
@@ -135,6 +148,11 @@ class Runs:
         run = self._runs.get(job)
         if run is not None and attempt in (0, run.lease.attempt):
             run.stop(Outcome.CANCELLED)
+
+    def give_way(self, job: str) -> bool:
+        """Take a run out of its engine, to be run again later; False: it is too late."""
+        run = self._runs.get(job)
+        return run is not None and run.give_way()
 
     def settled_in(self) -> bool:
         """Whether Redis knows of every run since the present connection was made: no pop before."""

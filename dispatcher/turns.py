@@ -103,10 +103,12 @@ class Round:
         """Classes of which no user with nothing in flight waits."""
         self.why = Why.OPEN
         """Why the last `next` had no turn though jobs wait."""
+        self.held: tuple[str, ...] = ()
+        """The classes of whose jobs `why` was said."""
 
     def next(self, view: View) -> Turn | None:
         """The next turn; None: nothing that waits may run now."""
-        self.why = Why.OPEN if view.most > 0 else Why.PROCESS
+        self.why, self.held = Why.OPEN if view.most > 0 else Why.PROCESS, ()
         if view.most <= 0:
             return None
         for at, (group, classes) in enumerate(self._groups):
@@ -114,7 +116,7 @@ class Round:
                 turn = self._offer(view, at, waiting, floor=True)
                 if turn is not None:
                     return turn
-        self.why = Why.OPEN
+        self.why, self.held = Why.OPEN, ()
         for at, (_, classes) in enumerate(self._groups):
             waiting = self._waiting(view, classes)
             for some in self._choices(waiting):
@@ -185,7 +187,7 @@ class Round:
         rooms = _common([view.room(c, floor) for c in classes])
         places = self._router.places(rooms, most)
         if not places:
-            self.why = _why(rooms)
+            self.why, self.held = _why(rooms), classes
             return None
         if anyone is not None:
             anyone = min(len(places), anyone)

@@ -168,12 +168,12 @@ class Model(Turns, Runs):
             job=job.id, user=job.user, cls=job.cls, attempt=job.attempt, backend=backend,
             charged=job.charged, terms=t, weight=job.weight, meta=job.meta or b"",
             channel=job.channel, replica=job.replica, tries=job.tries, arrival=job.arrival,
-            deadline_ms=job.deadline, inflight=before, body=job.body or b"",
+            deadline_ms=job.deadline, inflight=before, body=job.body or b"", yields=job.yields,
         )  # fmt: skip
 
     def requeue(
         self, run: Lease | Due, owner: str, *, heir: bool = False, count_try: bool,
-        tries_max: int = 3, now_ms: int,
+        yields: bool = False, tries_max: int = 3, now_ms: int,
     ) -> str:  # fmt: skip
         """Back to the old place with the charge undone; not once started, cancelled or given up."""
         job = self.held(run.job)
@@ -193,6 +193,7 @@ class Model(Turns, Runs):
             self.give_back(order, job.charged or 0)
         self._ring("requeue", job.id, job.backend)
         job.state, job.owner, job.tries = "waiting", "", job.tries + count_try
+        job.yields += yields
         job.backend = job.started = job.charged = None
         return "requeued"
 

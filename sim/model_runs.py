@@ -133,6 +133,7 @@ class Runs(State):
             job = Job(id=run.job, user=run.user, cls=run.cls, state="running")
             self.jobs[run.job] = job
         job.arrival, job.deadline, job.tries, job.floor = run.arrival, run.deadline_ms, run.tries, 0
+        job.yields = run.yields
         job.terms, job.weight, job.size, job.meta = run.terms, run.weight, len(run.body), run.meta
         job.replica, job.channel, job.backend = run.replica, run.channel, backend
         job.started = started or bool(running and job.started)

@@ -94,7 +94,7 @@ while #out - 3 < wanted and looked < batch and bytes < bytes_max do
   end
   local record, body = job_prefix .. (job or ''), body_prefix .. (job or '')
   local r = job and redis.call('HMGET', record, 'state', 'terms', 'size', 'replica', 'arrival',
-    'deadline', 'attempt', 'floor', 'tries')
+    'deadline', 'attempt', 'floor', 'tries', 'yields')
   if not job or r[1] ~= 'waiting' then
     -- One missing record must not wedge the class; an empty lane has no place in the order.
     local size = job and redis.call('STRLEN', body) or 0
@@ -129,7 +129,7 @@ while #out - 3 < wanted and looked < batch and bytes < bytes_max do
     redis.call('HSET', record, 'state', 'running', 'owner', owner, 'attempt', attempt,
       'backend', names[#out - 2], 'charged', charged)
     out[#out + 1] = {job, user, class.name, attempt, charged, r[2], r[4], r[9] or '0', r[5], r[6],
-      flying - 1, data}
+      flying - 1, data, r[10] or '0'}
     bytes, gone = bytes + r[3], (gone or 0) + r[3]
   end
 end

@@ -19,6 +19,7 @@
 -- ARGV heir       num    1: by the leader, for an expired lease
 -- ARGV try        num    1: counts among its tries
 -- ARGV tries_max  num
+-- ARGV yields     num    1: it made room for another
 -- ARGV bell       str
 -- RETURNS 'requeued' | 'started' | 'cancelled' | 'tries' | 'lost' | 'unknown'
 
@@ -47,6 +48,7 @@ fly(inflight, at, -1)
 wait(board, waiting, class, at, 1, tonumber(r[9]))
 redis.call('HSET', record, 'state', 'waiting', 'owner', '', 'tries',
   string.format('%.0f', tonumber(r[10] or 0) + try))
+if yields == 1 then redis.call('HINCRBY', record, 'yields', 1) end
 redis.call('HDEL', record, 'charged', 'backend')
 redis.call('PUBLISH', bell, 'requeue ' .. job .. ' ' .. r[13])
 return 'requeued'

@@ -125,14 +125,18 @@ def returning(seed: int) -> Case:
     )  # fmt: skip
 
 
-def batch(seed: int, engine: EngineSettings = GEN, chats_per_s: float = 1.35) -> Case:
+def batch(
+    seed: int, engine: EngineSettings = GEN, chats_per_s: float = 1.35, *, streams: bool = False
+) -> Case:
     """20 people chat, at half of what the engine can do, for 400 s; batch work without end."""
     rng = random.Random(seed)
     chat = [
         Arrival(at, f"c{rng.randrange(20)}", 512, rng.randint(64, 448), "interactive")
         for at in poisson(rng, chats_per_s, 30.0, 430.0)
     ]
-    work = [Arrival(0.0, "B", 512, rng.randint(64, 448), "batch") for _ in range(2_000)]
+    work = [
+        Arrival(0.0, "B", 512, rng.randint(64, 448), "batch", streams=streams) for _ in range(2_000)
+    ]
     return Case(
         arrivals=ordered(work + chat), light=frozenset(a.user for a in chat), until=500.0,
         horizon=430.0, engine=engine, since=30.0, windows=((60.0, 430.0), (460.0, 500.0)),

@@ -19,6 +19,7 @@ from dispatcher.slots import Ceiling, ModelSlots
 from dispatcher.turns import Round, View, engine_priority
 from dispatcher.turns import Rules as Limits
 from dispatcher.why import Why
+from dispatcher.yields import Pressed, Yields
 from sim.fairness.baselines import Waiting
 from sim.fairness.jobs import Job
 from sim.fairness.order import Entry, Order
@@ -53,9 +54,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Most batch jobs in flight; None: no limit."""
     priority: bool = False
     """Whether engines are told priorities."""
-    preempt: bool = False
-    """Whether the youngest batch job is taken out of an engine when another finds no slot. It
-    begins anew later, at no cost to its user."""
+    yields: bool = True
+    """Whether batch jobs are taken out of engines for others."""
     classes: bool = True
     """False: all jobs are of one class."""
     hop: float = 0.001
@@ -83,6 +83,7 @@ class Gateway:
         }
         self._ceiling = ModelSlots(rules.slots, rules.reserved)
         self._router = Router()
+        self._yields = Yields()
         self._pages: list[deque[tuple[float, EngineFacts]]] = [deque() for _ in range(n)]
         self._polled = -math.inf
         self._pricing: Pricing = pricing(ModelSettings(fairness=rules.fairness))
@@ -102,13 +103,16 @@ class Gateway:
 
     def first(self, now: float, job: Job) -> None:
         """One job less that may wait in the engine."""
-        self._loads[job.engine].started(now, job.id)
-        self._round(now)
+        if job.arrival.streams:
+            self._loads[job.engine].started(now, job.id)
+            self._yields.gone(job.id)
+            self._round(now)
 
     def end(self, now: float, job: Job) -> None:
         """A place is free, and the cost is known."""
         a = job.arrival
         self._loads[job.engine].ended(now, job.id)
+        self._yields.gone(job.id)
         del self._running[job.id], self._jobs[job.id]
         usage, seconds = Usage(a.input, 0, a.output), now - (job.sent or now)
         cost = self._pricing.real(usage, seconds)
@@ -143,9 +147,7 @@ class Gateway:
     # --- a round
 
     def _round(self, now: float) -> None:
-        """Send what may go."""
-        if not any(self._order.waiting.values()):
-            return
+        """Send what may go, and take back what makes room for it."""
         ceiling = self._ceiling.ceiling(now, [load.slots for load in self._loads],
                                         len(self._loads))  # fmt: skip
         turns = Round(GROUPS[self._rules.policy], self._limits, self._router)
@@ -155,28 +157,33 @@ class Gateway:
                 floor=self._rules.floor,
             )  # fmt: skip
             for entry, place in zip(entries, turn.places, strict=False):
-                self._send(now, entry, int(place))
+                self._send(now, entry, int(place), floor=turn.floor)
             turns.told(turn, len(entries))
         if turns.why is Why.RESERVED:
             self._ceiling.bound(now)
-        if self._rules.preempt and ceiling.slots and self._preempt(now, ceiling.slots):
-            self._round(now)
+        if self._yields and isinstance(self._order, Order):  # others know no classes
+            self._take_back(now, turns, self._order)
 
-    def _preempt(self, now: float, slots: int) -> bool:
-        """Take one batch job back, if a job of another class waits, or would in the engine."""
-        if not isinstance(self._order, Order):
-            return False  # an order without classes has no batch
-        waits = any(n for c, n in self._order.waiting.items() if c != BATCH)
-        if not waits and len(self._running) <= slots:
-            return False
-        batch = [self._jobs[j] for j, cls in self._running.items() if cls == BATCH]
-        job = max(batch, key=lambda j: (j.sent or 0.0, j.id), default=None)
-        if job is None or not self._world.abort(now, job):
-            return False
-        self._loads[job.engine].ended(now, job.id)
-        del self._running[job.id]
-        self._order.requeue(job.id)
-        return True
+    def _take_back(self, now: float, turns: Round, order: Order) -> None:
+        pressed = [self._pressed(now, n) for n in self._engines]
+        for job_id in self._yields.take(now, pressed, turns.why, turns.held):
+            job = self._jobs[job_id]
+            if self._world.abort(now, job):
+                self._loads[job.engine].ended(now, job_id)
+                self._yields.gone(job_id)
+                del self._running[job_id]
+                order.requeue(job_id)
+
+    def _pressed(self, now: float, n: int) -> Pressed:
+        load, counts = self._loads[n], self._loads[n].counts(now)
+        facts = load.facts if load.fresh(now) else None
+        slots = self._slots(load)
+        return Pressed(str(n), counts.inflight, counts.unstarted, load.others(), slots, facts)
+
+    def _slots(self, load: BackendLoad) -> int | None:
+        if self._rules.slots is not None:
+            return self._rules.slots // len(self._loads)
+        return None if load.slots.probed else load.slots.value
 
     def _view(self, now: float, ceiling: Ceiling) -> View:
         inflight = {c: sum(load.inflight(c) for load in self._loads) for c in CLASSES}
@@ -184,11 +191,10 @@ class Gateway:
         def room(cls: str, floor: bool) -> Mapping[str, Place]:
             return {str(n): self._place(now, n, cls, floor) for n in self._engines}
 
-        # A slot that batch holds is as good as free for others, if it gives way.
-        batch = inflight[BATCH] if self._rules.preempt else 0
+        free = sum(self._yields.free(str(n)) for n in self._engines)
         return View(
             waiting=self._order.waiting, inflight=inflight, room=room, most=POP_MAX,
-            busy_max=ceiling.busy_max, taken=sum(inflight.values()) - batch, due=self._order.due(),
+            busy_max=ceiling.busy_max, taken=sum(inflight.values()) - free, due=self._order.due(),
         )  # fmt: skip
 
     def _place(self, now: float, n: int, cls: str, floor: bool) -> Place:
@@ -201,9 +207,12 @@ class Gateway:
         room = load.room(now, cls, limit, floor=floor, slots=slots, headroom=headroom)
         return Place(room.n, load.counts(now).inflight, room.why)
 
-    def _send(self, now: float, entry: Entry, engine: int) -> None:
+    def _send(self, now: float, entry: Entry, engine: int, *, floor: bool) -> None:
+        job = self._jobs[entry.id]
         self._running[entry.id] = entry.cls
-        self._loads[engine].sent(now, entry.id, entry.cls, streams=True)
+        self._loads[engine].sent(now, entry.id, entry.cls, streams=job.arrival.streams)
+        if entry.cls == BATCH and self._rules.yields and not floor:
+            self._yields.sent(str(engine), entry.id, job.yields)
         self._router.sent(str(engine))
         priority = engine_priority(entry.cls, entry.inflight) if self._rules.priority else 0
-        self._world.send(now, self._jobs[entry.id], engine, self.hop, priority)
+        self._world.send(now, job, engine, self.hop, priority)

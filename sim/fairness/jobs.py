@@ -23,6 +23,8 @@ class Arrival(msgspec.Struct, frozen=True):
     weight: float = 1.0
     most: int = 1_024
     """The most output tokens the client allows."""
+    streams: bool = True
+    """Whether its first token is seen before its last."""
 
     @property
     def work(self) -> float:
@@ -33,13 +35,15 @@ class Arrival(msgspec.Struct, frozen=True):
 class Job:
     """An arrival on its way. Times are seconds; None: not yet."""
 
-    __slots__ = ("arrival", "ended", "engine", "first", "id", "request", "seen", "sent")
+    __slots__ = ("arrival", "ended", "engine", "first", "id", "request", "seen", "sent", "yields")
 
     def __init__(self, number: int, arrival: Arrival) -> None:
         self.id = str(number)
         self.arrival = arrival
         self.engine = -1
         self.request = 0
+        self.yields = 0
+        """How often it was taken out of an engine."""
         self.sent: float | None = None
         self.first: float | None = None
         """Its first token left the engine."""

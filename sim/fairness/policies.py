@@ -49,7 +49,14 @@ def _by(kind: Fairness, what: str) -> Policy:
 
 def _headroom(slots: int) -> Policy:
     return Policy(
-        f"headroom-{slots}", f"as `reserve`, and batch leaves {slots} slots free",
+        f"headroom-{slots}", f"as `no-yield`, and batch leaves {slots} slots free",
+        lambda w, r: _fair(w, _change(r, headroom=slots, yields=False)),
+    )  # fmt: skip
+
+
+def _yields(slots: int) -> Policy:
+    return Policy(
+        f"yield-{slots}", f"as `reserve`, and batch leaves {slots} slots free",
         lambda w, r: _fair(w, _change(r, headroom=slots)),
     )  # fmt: skip
 
@@ -90,10 +97,11 @@ POLICIES = {
         _by("requests", "each the same"),
         _by("time", "their time in the engine"),
         _by("kv", "the KV memory they hold times the steps they hold it"),
-        *(_headroom(n) for n in (2, 6, 8, 12)),
+        *(_headroom(n) for n in (2, 4, 6, 8, 12)),
+        *(_yields(n) for n in (0, 1, 4)),
         *(_at_most(n) for n in (32, 56, 96)),
-        Policy("preempt", "as `headroom-2`, and the youngest batch job makes room for others",
-               lambda w, r: _fair(w, _change(r, preempt=True, headroom=2))),
+        Policy("no-yield", "as `reserve`, but what batch holds it keeps",
+               lambda w, r: _fair(w, _change(r, yields=False))),
     )
 }  # fmt: skip
 STANDARD = ("direct", "fifo", "rr", "static", "priority", "fair", "reserve", "deep")

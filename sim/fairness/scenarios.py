@@ -9,7 +9,8 @@ from sim.fairness.policies import STANDARD
 SHARING = ("direct", "fifo", "rr", "fair", "reserve")
 KINDS = (*SHARING, "by-requests", "by-time", "by-kv")
 BATCH = (
-    "direct", "priority", "fair", "reserve", "headroom-2", "headroom-6", "headroom-8", "preempt",
+    "direct", "priority", "fair", "reserve", "headroom-2", "headroom-4", "headroom-6",
+    "headroom-8", "yield-0", "yield-1", "yield-4",
 )  # fmt: skip
 
 WAITS = ("p50", "p95", "p99", "alone", "better", "tokens", "even", "behind")

@@ -53,24 +53,31 @@ class World:
     def send(self, now: float, job: Job, engine: int, hop: float, priority: int = 0) -> None:
         """The job goes to an engine, where it is after `hop` seconds."""
         job.sent, job.engine = now, engine
+        yields = job.yields
         if hop:
-            self.at(now + hop, lambda at: self._submit(at, job, priority))
+            self.at(now + hop, lambda at: self._submit(at, job, priority, yields))
         else:
-            self._submit(now, job, priority)
+            self._submit(now, job, priority, yields)
 
-    def _submit(self, now: float, job: Job, priority: int) -> None:
+    def _submit(self, now: float, job: Job, priority: int, yields: int) -> None:
+        if job.yields != yields:
+            return  # it was taken back on its way
         a = job.arrival
         job.request = self.engines[job.engine].submit(now, a.input, a.output, priority)
         self._inside[job.engine][job.request] = job
 
     def abort(self, now: float, job: Job) -> bool:
-        """Take a job out of its engine, as if it had never been there; False when it is not in
-        there: on its way, or done."""
-        if not job.request or not self.engines[job.engine].abort(now, job.request):
+        """Take a job out of its engine, or from its way there, as if it had never been sent; False
+        when it is done."""
+        if job.ended is not None:
             return False
-        del self._inside[job.engine][job.request]
-        self.started.pop(job.id, None)
+        if job.request:
+            if not self.engines[job.engine].abort(now, job.request):
+                return False
+            del self._inside[job.engine][job.request]
+            self.started.pop(job.id, None)
         job.request, job.sent, job.first, job.seen = 0, None, None, None
+        job.yields += 1
         return True
 
     def tokens(self, now: float, job: Job) -> int:
@@ -135,10 +142,11 @@ class World:
                 self._tell(front.end, event.at, job, front.hop)
 
     def _tell(self, call: Callable[[float, Job], None], now: float, job: Job, hop: float) -> None:
-        if hop:
-            self.at(now + hop, lambda at: call(at, job))
-        else:
+        if not hop:
             call(now, job)
+            return
+        yields = job.yields  # of a run that was taken back meanwhile nothing is seen
+        self.at(now + hop, lambda at: call(at, job) if job.yields == yields else None)
 
     def _sample(self, at: float) -> Sample:
         served = dict(self._done)

@@ -81,6 +81,21 @@ async def test_started_and_cancelled_runs_stay_with_their_caller(scene: Scene) -
     assert await scene.field("c", "state") == await scene.field("s", "state") == b"running"
 
 
+async def test_how_often_it_made_room_is_told_by_pop_and_outlives_redis(scene: Scene) -> None:
+    lease = await scene.running()
+    assert lease.yields == 0
+    for yields in (True, False, True):
+        assert await requeue(scene, lease, yields=yields) == "requeued"
+        (lease,) = await scene.pop()
+    assert (lease.yields, lease.tries) == (2, 0)
+    await scene.broker.command("FLUSHALL")
+    await scene.queue.restore(lease, LEADER, "b1", lease.charged, started=False, now_ms=scene.now)
+    assert await requeue(scene, lease) == "requeued"
+    await scene.lead()
+    (lease,) = await scene.pop()
+    assert lease.yields == 2
+
+
 async def test_tries_are_counted_to_the_last(scene: Scene) -> None:
     lease = await scene.running()
     words = []

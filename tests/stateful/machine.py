@@ -85,8 +85,10 @@ running = st.one_of(
         outcome=st.sampled_from([Outcome.ORPHANED, Outcome.FINISHED]),
         learn=st.sampled_from([None, 0, 10, 30.5]), ring=st.booleans(),
     ),
-    run_step("requeue", heir=mostly, count_try=st.just(True), tries_max=st.just(3)),
-    run_step("requeue", heir=mostly, count_try=st.booleans(), tries_max=st.integers(1, 3)),
+    run_step("requeue", heir=mostly, count_try=st.just(True), tries_max=st.just(3),
+             yields=st.just(False)),
+    run_step("requeue", heir=mostly, count_try=st.booleans(), tries_max=st.integers(1, 3),
+             yields=st.booleans()),
     run_step("restore", started=st.booleans(), raised=st.booleans()),
 )  # fmt: skip
 watching = st.one_of(

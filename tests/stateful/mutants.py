@@ -322,6 +322,8 @@ MUTANTS = [
         "requeue ignores the cancel flag", "requeue", "if r[12] then return 'cancelled' end", ""
     ),
     Mutant("requeue repeats a started run", "requeue", "if r[11] == '1' then", "if false then"),
+    Mutant("yields are not counted", "requeue", "if yields == 1 then", "if false then"),
+    Mutant("what yields is a secret", "pop", "r[10] or '0'", "'0'"),
     Mutant("tries are not counted", "requeue", " or 0) + try))", " or 0)))"),
     Mutant("a running job is forgotten", "ack", "if state == 'done' or", "if state or"),
     Mutant(

@@ -193,7 +193,7 @@ class Steps:
             if word == "flagged" and then == "start":
                 self.start(0, "right")
             elif word == "flagged" and then == "requeue":
-                self.requeue(0, "right", True, False, 3)
+                self.requeue(0, "right", True, count_try=False)
 
     def cancel_before_it_comes(self, job: str) -> None:
         if job not in self.homes:
@@ -321,11 +321,10 @@ class Steps:
                 self.timed("settle", run, owner, outcome, b"end", heir=heir == is_heir,
                            cost=cost, learn=learn, ring=ring)  # fmt: skip
 
-    def requeue(self, n: int, who: str, heir: bool, count_try: bool, tries_max: int) -> None:
+    def requeue(self, n: int, who: str, heir: bool, **more: object) -> None:
         run, owner, is_heir = self.run_of(n, who)
         if run.cls:
-            self.timed("requeue", run, owner, heir=heir == is_heir, count_try=count_try,
-                       tries_max=tries_max)  # fmt: skip
+            self.timed("requeue", run, owner, heir=heir == is_heir, **more)
 
     def restore(self, n: int, who: str, started: bool, raised: bool) -> None:
         run, owner, _ = self.run_of(n, who)

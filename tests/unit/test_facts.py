@@ -3,12 +3,15 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
+from common.cost import Terms
+from common.jobs import Lease
 from common.metrics import DispatcherMetrics
 from common.settings import BackendSettings, ClassSettings, ModelSettings
 from dispatcher.backend import Backend
 from dispatcher.engines.facts import EngineFacts
 from dispatcher.facts import Facts, wanted
-from dispatcher.turns import Rules, View
+from dispatcher.routing import Router
+from dispatcher.turns import Round, Rules, View
 from dispatcher.why import Why
 
 NONE = {"interactive": 0, "standard": 0, "batch": 0}
@@ -34,6 +37,14 @@ def run(backend: Backend, count: int, cls: str = "standard") -> None:
 
 def view(facts: Facts) -> View:
     return facts.view(1, NONE, (), look=False, most=64)
+
+
+def lease(backend: Backend, n: int, cls: str = "batch") -> Lease:
+    return Lease(
+        job=f"{backend.url}{cls}{n}", user="b", cls=cls, attempt=1, backend=backend.url,
+        charged=1.0, terms=Terms(1, 1, 0, 1), weight=1.0, meta=b"", channel="", replica="",
+        tries=0, arrival=n, deadline_ms=1, inflight=0, body=b"",
+    )  # fmt: skip
 
 
 def test_places_are_as_the_backends_and_the_class_s_limit_have_them() -> None:
@@ -119,3 +130,43 @@ def test_rules_are_the_class_s_settings() -> None:
     facts = Facts(ModelSettings(class_=settings), [])  # type: ignore[arg-type]
     assert facts.rules == {"interactive": Rules(), "standard": Rules(7, 2), "batch": Rules()}
     assert view(facts).busy_max is None
+
+
+def test_slots_that_batch_would_give_back_are_free_for_others() -> None:
+    two = backends(32, 32)
+    run(two[0], 10)
+    run(two[1], 20, "batch")
+    facts, turns = Facts(ModelSettings(), two), Round((), {}, Router())
+    for n in range(5):
+        facts.sent(lease(two[1], n), floor=n == 0)
+        facts.sent(lease(two[1], n, "standard"), floor=False)
+    assert view(facts).taken == 26, "a job for the floor share is not given back"
+    facts.kept(f"{two[1].url}batch1")
+    assert view(facts).taken == 27
+    assert facts.yielding(1, turns) == []
+    run(two[1], 12)
+    two[1].sent(1, "chat", "interactive", streams=True)
+    assert facts.yielding(1, turns) == [f"{two[1].url}batch4"]
+    off = Facts(ModelSettings(batch_yields=False), two)
+    off.sent(lease(two[1], 1), floor=False)
+    assert view(off).taken == 43 and off.yielding(1, turns) == []
+
+
+def test_slots_for_which_batch_gives_way_are_those_known_best() -> None:
+    (backend,) = backends(None)
+    run(backend, 9, "batch")
+    backend.sent(1, "chat", "standard", streams=True)
+    for slots, count in ((None, 0), (8, 1), (32, 0)):
+        facts = Facts(ModelSettings(slots=slots), [backend])
+        facts.sent(lease(backend, 1), floor=False)
+        assert len(facts.yielding(1, Round((), {}, Router()))) == count, slots
+    for n in range(20):
+        backend.load.slots.polled(2 + n, EngineFacts(1, 8, None), 0)
+    for probing in (False, True):
+        facts = Facts(ModelSettings(reserved_slots=1), [backend])
+        facts.sent(lease(backend, 1), floor=False)
+        facts.view(100, NONE, (), look=False, most=64)
+        if probing:
+            facts.closed(100, Why.RESERVED, NONE, "m1", DispatcherMetrics(CollectorRegistry()))
+        gone = facts.yielding(100, Round((), {}, Router()))
+        assert len(gone) == 1 - probing, "there may be more than were learned"

@@ -96,19 +96,13 @@ def test_under_twofold_overload_interactive_users_begin_within_5_s() -> None:
 
 
 def test_batch_takes_what_chat_leaves() -> None:
-    found = rows("batch", 1, "reserve", "headroom-8")
+    found = rows("batch", 1, "reserve", "headroom-4", "headroom-8")
+    assert found["reserve"].alone99 <= 1.5
     assert found["reserve"].rest >= 0.85
     assert found["reserve"].idle >= 0.9
     # Free slots alone do not give both: chat that waits for none costs batch a quarter.
-    assert found["headroom-8"].alone99 < found["reserve"].alone99 / 3
+    assert found["headroom-4"].alone99 > 3 * found["reserve"].alone99
     assert found["headroom-8"].rest < 0.85
-
-
-def test_batch_that_gives_way_is_not_felt_and_takes_what_chat_leaves() -> None:
-    found = rows("batch", 1, "preempt")
-    assert found["preempt"].alone99 <= 1.5
-    assert found["preempt"].rest >= 0.85
-    assert found["preempt"].idle >= 0.9
 
 
 @pytest.mark.parametrize("scenario", ["azure", "servegen"])

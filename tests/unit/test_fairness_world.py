@@ -74,10 +74,10 @@ def test_the_reserve_is_for_users_with_nothing_in_flight() -> None:
 
 
 def test_the_youngest_batch_job_makes_room_and_runs_again() -> None:
-    work = [Arrival(0.01 * n, "b", 100, 300, "batch") for n in range(5)]
+    work = [Arrival(0.01 * n, "b", 100, 300, "batch", streams=False) for n in range(5)]
     chat = [Arrival(2.0, "c", 100, 10, "interactive"), Arrival(2.0, "d", 100, 10, "interactive")]
-    settings = {"slots": 2, "headroom": 0, "reserved": 0}
-    taken, kept = (course(p, work + chat, **settings) for p in ("preempt", "reserve"))
+    settings = {"slots": 2, "headroom": 0, "reserved": 0, "floor": 0.0}
+    taken, kept = (course(p, work + chat, **settings) for p in ("reserve", "no-yield"))
     waits = [[(j.seen or 99) - 2.0 for j in r.jobs[5:]] for r in (taken, kept)]
     assert max(waits[0]) < 0.1 < max(waits[1])
     assert all(j.ended is not None for j in taken.jobs)
