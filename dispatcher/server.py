@@ -250,4 +250,6 @@ class Dispatcher:
         settings = self._settings.models.get(loop.model) or ModelSettings()
         ready = any(b.reachable is not False for b in loop.backends)
         drain = loop.drain.per_second(self._now())
-        return ServedModel(loop.model, settings.aliases, ready, self._created, drain)
+        return ServedModel(
+            loop.model, settings.aliases, ready, self._created, drain, len(loop.backends)
+        )

@@ -50,13 +50,15 @@ CONTROLS: list[tuple[Control, str]] = [
 ]
 META = JobMeta(
     path="/v1/chat/completions", dialect="chat", stream=True, wants_usage=False, choices=1,
-    input=5, max_output=100,
+    input=5, max_output=100, prefix=b"\1\2\3\4\5\6\7\10",
 )  # fmt: skip
-META_BYTES = "9801b42f76312f636861742f636f6d706c6574696f6e73a463686174c3c2010564"
-ANNOUNCEMENT = Announcement(
-    VERSION, 1_790_000_000_000, [ServedModel("m", ["a"], True, 1_790_000_000, 1.5)]
+META_BYTES = (
+    "9901b42f76312f636861742f636f6d706c6574696f6e73a463686174c3c2010564c4080102030405060708"
 )
-ANNOUNCEMENT_BYTES = "9301cf000001a0c4506c009195a16d91a161c3ce6ab13b80cb3ff8000000000000"
+ANNOUNCEMENT = Announcement(
+    VERSION, 1_790_000_000_000, [ServedModel("m", ["a"], True, 1_790_000_000, 1.5, 2)]
+)
+ANNOUNCEMENT_BYTES = "9301cf000001a0c4506c009196a16d91a161c3ce6ab13b80cb3ff800000000000002"
 DECODERS = [
     wire.decode_batch,
     wire.decode_controls,
