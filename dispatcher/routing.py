@@ -20,6 +20,9 @@ LOAD_FACTOR = 1.25
 LOAD_SPARE = 1.0
 """A backend with more in flight than the mean times the one plus the other gets no job for what it
 has computed."""
+MATCH_SHARE = 0.5
+"""A match of a smaller share of a prompt's hashes draws it nowhere. Else the few lines that all
+prompts begin with would keep them where the first one went, and other backends never saw any."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -82,7 +85,9 @@ def follow(
     room = {name: place.room for name, place in rooms.items()}
     chosen: list[str] = []
     for place, hashes in zip(places, jobs, strict=False):
-        name = _computed(prefixes.matches(hashes), load, room) or _least(place, load, room)
+        matches = prefixes.matches(hashes)
+        worth = {n: depth for n, depth in matches.items() if depth >= MATCH_SHARE * len(hashes)}
+        name = _computed(place, worth, load, room) or _least(place, load, room)
         prefixes.saw(name, hashes)
         load[name] += 1
         room[name] -= 1
@@ -91,15 +96,16 @@ def follow(
 
 
 def _computed(
-    matches: Mapping[str, int], load: Mapping[str, int], room: Mapping[str, int]
+    place: str, matches: Mapping[str, int], load: Mapping[str, int], room: Mapping[str, int]
 ) -> str | None:
-    """Who has the longest match, and of equals the fewest in flight."""
+    """Who has the longest match; of equals the fewest in flight, and of equals of these its own
+    place, for whose turn it is."""
     if not matches:
         return None
     serving = [load[name] for name in load if load[name] > 0 or room[name] > 0]
     most = LOAD_FACTOR * sum(serving) / max(1, len(serving)) + LOAD_SPARE
     some = [n for n in matches if room.get(n, 0) > 0 and load[n] <= most]
-    return min(some, key=lambda n: (-matches[n], load[n]), default=None)
+    return min(some, key=lambda n: (-matches[n], load[n], n != place), default=None)
 
 
 def _least(place: str, load: Mapping[str, int], room: Mapping[str, int]) -> str:

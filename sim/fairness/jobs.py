@@ -23,6 +23,9 @@ class Arrival(msgspec.Struct, frozen=True):
     weight: float = 1.0
     most: int = 1_024
     """The most output tokens the client allows."""
+    blocks: tuple[int, ...] = ()
+    """Of its prompt, `prefixes.BLOCK_TOKENS` each, where engines keep what they have computed:
+    prompts with equal blocks, from the first on, begin alike."""
 
     @property
     def work(self) -> float:
@@ -33,12 +36,14 @@ class Arrival(msgspec.Struct, frozen=True):
 class Job:
     """An arrival on its way. Times are seconds; None: not yet."""
 
-    __slots__ = ("arrival", "ended", "engine", "first", "id", "request", "seen", "sent")
+    __slots__ = ("arrival", "cached", "ended", "engine", "first", "id", "request", "seen", "sent")
 
     def __init__(self, number: int, arrival: Arrival) -> None:
         self.id = str(number)
         self.arrival = arrival
         self.engine = -1
+        self.cached = 0
+        """Tokens of its prompt that the engine had computed before."""
         self.request = 0
         self.sent: float | None = None
         self.first: float | None = None

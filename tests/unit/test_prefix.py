@@ -127,6 +127,7 @@ def test_a_backend_without_room_gets_nothing() -> None:
     known = Prefixes()
     known.saw("b", chain("xyz"))
     assert route(known, {"a": Place(1, 5), "b": Place(0, 0)}, "xyz") == ["a"]
+    known.keep(["b"])
     assert route(known, {"a": Place(3, 0), "b": Place(1, 0)}, "xyzp", "xyzq") == ["b", "a"]
 
 
