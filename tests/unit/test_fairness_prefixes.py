@@ -26,6 +26,10 @@ def test_a_cache_has_the_blocks_used_last() -> None:
     assert cache.take([5]) == 0
     assert cache.take([1, 2, 3]) == 2 * BLOCK_TOKENS, "3 made room"
     assert cache.take([2, 3]) == 2 * BLOCK_TOKENS
+    small = BlockCache(3)
+    small.take([1, 2, 3])
+    small.take([9])
+    assert small.take([1, 2, 3]) == 2 * BLOCK_TOKENS, "a prompt loses its end first"
     assert BlockCache(0).take([1]) == BlockCache(0).take([]) == 0
 
 

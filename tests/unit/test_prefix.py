@@ -146,6 +146,33 @@ def test_what_all_have_draws_nobody() -> None:
     assert route(known, rooms, "systemx") == ["b"]
 
 
+def test_of_equal_matches_the_one_with_fewer_in_flight() -> None:
+    known = Prefixes()
+    known.saw("a", chain("xyz"))
+    known.saw("b", chain("xyz"))
+    assert route(known, {"a": Place(9, 3), "b": Place(9, 2), "c": Place(9, 0)}, "xyz") == ["b"]
+
+
+def test_a_match_of_less_than_half_draws_nobody() -> None:
+    rooms = {"a": Place(9, 1), "b": Place(9, 0)}
+    for more, goes in (("pqr", "a"), ("pqrs", "b")):
+        known = Prefixes()
+        known.saw("a", chain("xyz"))
+        assert route(known, rooms, "xyz" + more) == [goes]
+
+
+def test_those_with_equal_matches_take_turns() -> None:
+    known, router, idle = Prefixes(), Router(), {name: Place(3, 0) for name in "abc"}
+    went = []
+    for name in "abc":
+        known.saw(name, chain("system"))
+    for _ in range(6):
+        [name] = follow(known, idle, router.places(idle, 1), [chain("system")])
+        router.sent(name)
+        went.append(name)
+    assert went == [*"abc", *"abc"]
+
+
 def test_jobs_popped_at_once_follow_each_other() -> None:
     rooms = {name: Place(3, 0) for name in "ab"}
     assert route(Prefixes(), rooms, "xyz", "xyzw", "p") == ["a", "a", "b"]
