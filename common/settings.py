@@ -153,6 +153,9 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     engine_priority: bool = False
     """Whether its engines order their own queue by priority (vLLM's `--scheduling-policy
     priority`): then each request is sent with one."""
+    prefix_affinity: bool = True
+    """Whether a job goes to the backend that has computed the most of how its prompt begins, while
+    that one has not much more in flight than the others. Of no effect with one backend."""
     class_: dict[PriorityClass, ClassSettings] = msgspec.field(default_factory=dict, name="class")
 
     def __post_init__(self) -> None:

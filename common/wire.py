@@ -20,6 +20,10 @@ VERSION = 1
 FRAME_BYTES_MAX = 256 * 1024
 """The most payload one `Data` frame carries."""
 
+PREFIX_HASH_BYTES = 8
+PREFIX_HASHES_MAX = 24
+"""Most hashes of one prompt's beginning; what is after them is not looked at."""
+
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Tokens as the engine counted them; `cached` is the part of `input` it had at hand."""
@@ -46,6 +50,8 @@ class JobMeta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Estimated input tokens."""
     max_output: int
     """Most output tokens of all choices together, 0 when the path has none."""
+    prefix: bytes = b""
+    """Hashes of ever longer beginnings of its prompt, of PREFIX_HASH_BYTES each; may be none."""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag="h"):
@@ -154,6 +160,8 @@ class ServedModel(msgspec.Struct, frozen=True, array_like=True):
     """Seconds since the epoch, for `/v1/models`."""
     drain: float
     """Jobs ended a second, over the last minute or since the first of them; 0 when unknown."""
+    backends: int = 1
+    """How many it has."""
 
 
 class ServedBackend(msgspec.Struct, frozen=True, array_like=True):

@@ -19,6 +19,7 @@ from common.outcomes import Outcome
 from common.queue import POP_BYTES_MAX, Queue
 from common.settings import ModelSettings
 from common.wire import JobMeta, decode_meta
+from dispatcher.affinity import Affinity
 from dispatcher.backend import Backend
 from dispatcher.census import Census
 from dispatcher.facts import Facts
@@ -63,6 +64,7 @@ class ModelLoop:
         self.election = self._leadership.election
         self._reaper = Reaper(parts.broker, self.queue, parts.owner, s)
         self.router = Router()
+        self._affinity = Affinity(self.queue, parts, settings, backends)
         self._waiting = dict.fromkeys(CLASSES, 0)
         self._due: tuple[str, ...] = ()
         """Groups whose floor share is due."""
@@ -208,13 +210,7 @@ class ModelLoop:
     async def _pop(self, turn: Turn) -> Popped:
         """One `pop`, carried through even when this task is cancelled meanwhile."""
         parts = self._parts
-        popping = asyncio.ensure_future(
-            self.queue.pop(
-                turn.classes, turn.places, parts.owner, self.election.term, anyone=turn.anyone,
-                user_max=turn.user_max, floor=self._settings.floor_share,
-                start=self._pricing.start, lease_ms=parts.settings.job_lease_ms,
-            )
-        )  # fmt: skip
+        popping = asyncio.ensure_future(self._popped(turn))
         try:
             popped = await asyncio.shield(popping)
         except asyncio.CancelledError:
@@ -226,6 +222,15 @@ class ModelLoop:
         if popped.word == "held":
             await asyncio.sleep(popped.held_ms / 1000)
         return popped
+
+    async def _popped(self, turn: Turn) -> Popped:
+        parts = self._parts
+        popped = await self.queue.pop(
+            turn.classes, turn.places, parts.owner, self.election.term, anyone=turn.anyone,
+            user_max=turn.user_max, floor=self._settings.floor_share,
+            start=self._pricing.start, lease_ms=parts.settings.job_lease_ms,
+        )  # fmt: skip
+        return await self._affinity.placed(turn, popped)
 
     def _take(self, leases: list[Lease], issued: float, *, floor: bool) -> None:
         """Start a relay for each."""

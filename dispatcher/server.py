@@ -254,4 +254,6 @@ class Dispatcher:
         settings = self._model(loop.model)
         ready = any(b.reachable is not False and not b.drained for b in loop.backends)
         drain = loop.drain.per_second(self._now())
-        return ServedModel(loop.model, settings.aliases, ready, self._created, drain)
+        return ServedModel(
+            loop.model, settings.aliases, ready, self._created, drain, len(loop.backends)
+        )

@@ -83,6 +83,8 @@ class Turn(msgspec.Struct, frozen=True):
     user_max: int
     floor: bool = False
     """It is for a floor share."""
+    rooms: Mapping[str, Place] = {}
+    """What each backend has room for, these places included."""
 
 
 class Round:
@@ -192,7 +194,7 @@ class Round:
         if anyone is not None:
             anyone = min(len(places), anyone)
         group, user_max = self._groups[at][0], self._user_max(classes)
-        return Turn(group, classes, tuple(places), anyone, user_max, floor)
+        return Turn(group, classes, tuple(places), anyone, user_max, floor, rooms)
 
 
 def _anyone(view: View) -> int | None:

@@ -18,6 +18,7 @@ from gateway.models import Models
 from gateway.pages import Handler, find
 from gateway.people import Who
 from gateway.policy import Policies
+from gateway.prefix import hashes
 from gateway.routes import Row, max_output
 from gateway.stream import Exchange, Timing
 from gateway.submit import Desk
@@ -122,6 +123,7 @@ class Front:
         estimate = row.estimate(fields)
         most = max_output(row, fields, estimate.choices)
         policy = self._policies.of(model.name)
+        follows = policy.prefix_affinity and model.backends > 1
         meta = JobMeta(
             path=row.path,
             dialect=row.dialect,
@@ -130,6 +132,7 @@ class Front:
             choices=estimate.choices,
             input=estimate.input,
             max_output=most,
+            prefix=hashes(model.name, fields.top, row.prompt) if follows else b"",
         )
         new = NewJob(
             id=job_id(),

@@ -55,7 +55,10 @@ def announced(fields: Mapping[bytes, bytes], now_ms: int) -> Iterator[ServedMode
 def _union(a: ServedModel, b: ServedModel) -> ServedModel:
     created = min((c for c in (a.created, b.created) if c), default=0)
     aliases = sorted({*a.aliases, *b.aliases})
-    return ServedModel(a.name, aliases, a.ready or b.ready, created, max(a.drain, b.drain))
+    return ServedModel(
+        a.name, aliases, a.ready or b.ready, created, max(a.drain, b.drain),
+        max(a.backends, b.backends),
+    )  # fmt: skip
 
 
 class Models:

@@ -22,6 +22,8 @@ class ModelPolicy(msgspec.Struct, frozen=True):
     """How long a job of each class may wait."""
     user_jobs: dict[str, int]
     """Most jobs of one user waiting in each class."""
+    prefix_affinity: bool
+    """Whether its prompts' beginnings are told to dispatchers."""
     settings: GatewaySettings
 
     def weight(self, weight: float, cls: str) -> float:
@@ -66,5 +68,6 @@ def _policy(model: ModelSettings, gateway: GatewaySettings) -> ModelPolicy:
         interactive_weight=model.interactive_weight if model.class_policy == "weighted" else 1.0,
         wait_ms={c: max(1, int(s * 1000)) for c, s in wait_s.items()},
         user_jobs={c: model.of_class(c).jobs_max or gateway.jobs_max(c) for c in CLASSES},
+        prefix_affinity=model.prefix_affinity,
         settings=gateway,
     )

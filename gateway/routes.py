@@ -23,16 +23,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     estimate: Callable[[Fields], Estimate]
     output: int
     """Bound on the output tokens of one choice where the request sets none; 0: has no output."""
+    prompt: tuple[str, ...] = ()
+    """Fields that make its prompt, in the order in which chat templates put them; none: an engine
+    need not have seen it before."""
 
 
 ROWS = (
     Row(
         path="/v1/chat/completions", dialect="chat", streams=True, usage=True,
         estimate=estimate.chat, output=estimate.OUTPUT_UNKNOWN,
+        prompt=("tools", "functions", "messages"),
     ),
     Row(
         path="/v1/completions", dialect="completions", streams=True, usage=True,
         estimate=estimate.completions, output=16,  # the default of OpenAI's API and of vLLM
+        prompt=("prompt",),
     ),
     Row(
         path="/v1/embeddings", dialect="embeddings", streams=False, usage=False,

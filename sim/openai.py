@@ -54,6 +54,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool
     base64: bool
     prompt_tokens: int
+    cached_tokens: int | None
+    """Of these, as the usage of the whole answer says; None: it does not."""
     choices: tuple[Choice, ...]
 
 
@@ -74,6 +76,7 @@ def parse(kind: Kind, body: bytes, settings: EngineSettings, priority: str | Non
     prompts = _prompts(kind, fields, model)
     urgency = _priority(fields, priority)
     choices = _choices(kind, fields, prompts, urgency, settings)
+    tokens, cached = sum(prompt.tokens for prompt in prompts), settings.cached_tokens
     return Call(
         kind=kind,
         model=model,
@@ -81,7 +84,8 @@ def parse(kind: Kind, body: bytes, settings: EngineSettings, priority: str | Non
         include_usage=usage,
         continuous_usage=usage and continuous,
         base64=fields.get("encoding_format") == "base64",
-        prompt_tokens=sum(prompt.tokens for prompt in prompts),
+        prompt_tokens=tokens,
+        cached_tokens=None if cached is None else min(cached, tokens),
         choices=choices,
     )
 

@@ -73,8 +73,10 @@ class StreamReply:
         """The end of the stream; `produced` counts the tokens of all choices."""
         if not self._call.include_usage:
             return [DONE]
-        usage = _encode(usage_counts(self._call.prompt_tokens, produced))
-        return [self._head + b'],"usage":' + usage + _FINGERPRINT + b"}\n\n", DONE]
+        usage: dict[str, object] = {**usage_counts(self._call.prompt_tokens, produced)}
+        if (details := _details(self._call)) is not None:
+            usage["prompt_tokens_details"] = details
+        return [self._head + b'],"usage":' + _encode(usage) + _FINGERPRINT + b"}\n\n", DONE]
 
     def _usage(self, index: int, produced: int) -> bytes:
         if not self._call.continuous_usage:
@@ -95,6 +97,10 @@ def usage_counts(prompt: int, produced: int) -> dict[str, int | None]:
             "completion_tokens": produced}  # fmt: skip
 
 
+def _details(call: Call) -> dict[str, int] | None:
+    return None if call.cached_tokens is None else {"cached_tokens": call.cached_tokens}
+
+
 def whole_body(
     call: Call,
     request_id: str,
@@ -111,7 +117,7 @@ def whole_body(
         for c, text, why in made
     ]
     usage: dict[str, object] = {**usage_counts(call.prompt_tokens, sum(tokens))}
-    usage |= {"prompt_tokens_details": None, "completion_tokens_details": None}
+    usage |= {"prompt_tokens_details": _details(call), "completion_tokens_details": None}
     body: dict[str, object] = {
         "id": _ID_PREFIX[call.kind] + request_id,
         "object": "chat.completion" if chat else "text_completion",
@@ -157,7 +163,7 @@ def embeddings_body(call: Call, request_id: str, created: int, seed: int) -> byt
         packed = base64.b64encode(struct.pack(f"<{EMBEDDING_SIZE}f", *vector)).decode()
         value = packed if call.base64 else vector
         data.append({"index": choice.index, "object": "embedding", "embedding": value})
-    usage = {**usage_counts(call.prompt_tokens, 0), "prompt_tokens_details": None}
+    usage = {**usage_counts(call.prompt_tokens, 0), "prompt_tokens_details": _details(call)}
     return _encode({
         "id": _ID_PREFIX["embeddings"] + request_id,
         "object": "list",

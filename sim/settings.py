@@ -52,6 +52,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """True: answers carry `X-Request-Id`, the request's own or a new one."""
     force_include_usage: bool = False
     """True: every event of a stream carries usage, asked for or not."""
+    cached_tokens: int | None = None
+    """Usage says that so many tokens of each prompt, at most all, were cached, as that of a vLLM
+    with `--enable-prompt-tokens-details`; no answer is faster for it. None: it does not say."""
     sse_keep_alive_s: float = 0.0
     """Seconds between comments while a stream waits for its first event; 0: none."""
     embeddings: bool = True
@@ -68,6 +71,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("step_ms", "per_seq_us", "metrics_delay", "sse_keep_alive_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        if (self.cached_tokens or 0) < 0:
+            raise ValueError("cached_tokens must not be negative")
         if self.step_ms + self.per_seq_us <= 0:
             raise ValueError("a step must take time: step_ms and per_seq_us are both 0")
         if self.kv_tokens < self.max_model_len:

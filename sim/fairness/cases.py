@@ -42,6 +42,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     engines: int = 1
     peak_memory: bool = False
     """See `FastEngine`."""
+    cache_blocks: int = 0
+    """See `FastEngine`."""
     rules: Rules = Rules()
     """Of every gateway."""
     horizon: float | None = None

@@ -11,7 +11,15 @@ from sim.fairness.cases import Case
 from sim.fairness.engine import FastEngine
 from sim.fairness.gateway import Rules
 from sim.fairness.jobs import Result
-from sim.fairness.measures import behind, even_speed, jain, percentile, weights_of
+from sim.fairness.measures import (
+    behind,
+    even_speed,
+    hits,
+    jain,
+    percentile,
+    uneven,
+    weights_of,
+)
 from sim.fairness.policies import POLICIES, Policy
 from sim.fairness.world import World
 
@@ -59,6 +67,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Batch's service as a share of the capacity that interactive users left."""
     idle: float = math.nan
     """Batch's service as a share of the capacity when nobody else asks."""
+    hits: float = 0.0
+    """Share of the input that engines had computed before, mean over the seeds."""
+    uneven: float = 1.0
+    """The most that an engine computed by the mean of all, most of the seeds."""
 
 
 class _Sums:
@@ -74,12 +86,17 @@ class _Sums:
         self.shares: list[float] = []
         self.rests: list[float] = []
         self.idles: list[float] = []
+        self.hits: list[float] = []
+        self.unevens: list[float] = []
 
 
 def run(case: Case, policy: Policy, rules: Rules | None = None) -> Result:
     """One policy on one case."""
     engine = msgspec.structs.replace(case.engine, priority_mode=policy.priority_mode)
-    engines = [FastEngine(engine, peak_memory=case.peak_memory) for _ in range(case.engines)]
+    engines = [
+        FastEngine(engine, peak_memory=case.peak_memory, cache_blocks=case.cache_blocks)
+        for _ in range(case.engines)
+    ]
     world = World(engines)
     return world.run(policy.front(world, rules or case.rules), case.arrivals, case.until)
 
@@ -124,6 +141,8 @@ def _add(s: _Sums, case: Case, result: Result, horizon: float, capacity: float) 
     s.ttfts += result.ttfts(case.light, case.since)
     s.tokens += result.served(case.since, horizon)
     s.evens.append(even_speed(result, case.engine))
+    s.hits.append(hits(result))
+    s.unevens.append(uneven(result, case.engines))
     rules = case.rules
     urgent = rules.interactive_weight if rules.policy == "weighted" else 1.0
     s.behinds.append(behind(result, weights_of(case.arrivals, urgent), horizon))
@@ -150,7 +169,7 @@ def _row(name: str, s: _Sums, direct: _Sums, ref: list[float]) -> Row:
         even=_mean(s.evens), behind=max(s.behinds), ratio=_mean(s.ratios),
         ratio_min=min(s.ratios, default=math.nan), ratio_max=max(s.ratios, default=math.nan),
         jain=min(s.jains, default=math.nan), share=max(s.shares, default=math.nan),
-        rest=_mean(s.rests), idle=_mean(s.idles),
+        rest=_mean(s.rests), idle=_mean(s.idles), hits=_mean(s.hits), uneven=max(s.unevens),
     )  # fmt: skip
 
 

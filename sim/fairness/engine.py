@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from dispatcher.engines.facts import EngineFacts
+from sim.fairness.prefixes import BlockCache
 from sim.settings import EngineSettings
 
 
@@ -26,16 +28,22 @@ class Happened(msgspec.Struct, frozen=True):
     at: float
     kind: Literal["first", "end"]
     id: int
+    cached: int = 0
+    """Of a first token: tokens of the prompt that were computed before."""
 
 
 class _Sequence:
     """A request inside the engine. Of one that decodes `kv` and `generated` are as at tick `since`;
     what it got from then on is told by the ticks that passed."""
 
-    __slots__ = ("chunk", "ends", "generated", "id", "key", "kv", "output", "prompt", "since",
-                 "to_prefill")  # fmt: skip
+    __slots__ = ("blocks", "cached", "chunk", "ends", "generated", "id", "key", "kv", "output",
+                 "prompt", "since", "to_prefill")  # fmt: skip
 
-    def __init__(self, number: int, prompt: int, output: int, priority: int) -> None:
+    def __init__(
+        self, number: int, prompt: int, output: int, priority: int, blocks: Sequence[int]
+    ) -> None:
+        self.blocks = blocks
+        self.cached = 0
         self.id = number
         self.key = (priority, number)
         self.prompt = self.to_prefill = prompt
@@ -48,11 +56,16 @@ class _Sequence:
 class FastEngine:
     """One engine. The waiting queue is as long as its callers let it become."""
 
-    def __init__(self, settings: EngineSettings, *, peak_memory: bool = False) -> None:
-        """`peak_memory`: it admits only what will fit in the cache to its end, whose length it
-        knows, as S-LoRA does (Sheng et al., arXiv 2311.03285); then nothing is ever sent back."""
+    def __init__(
+        self, settings: EngineSettings, *, peak_memory: bool = False, cache_blocks: int = 0
+    ) -> None:
+        """`cache_blocks`: so many of the prompts' blocks it keeps, those used last, and need not
+        compute again. `peak_memory`: it admits only what will fit in the cache to its end, whose
+        length it knows, as S-LoRA does (Sheng et al., arXiv 2311.03285); then nothing is ever sent
+        back."""
         self.settings = settings
         self._peak_memory = peak_memory
+        self._cache = BlockCache(cache_blocks)
         self.preemptions = 0
         self._submitted = 0
         self._waiting: list[tuple[tuple[int, int], _Sequence]] = []
@@ -92,7 +105,9 @@ class FastEngine:
             return 0
         return s.generated + (self._ticks + self._passed(now) - s.since if s.ends >= 0 else 0)
 
-    def submit(self, now: float, prompt: int, output: int, priority: int = 0) -> int:
+    def submit(
+        self, now: float, prompt: int, output: int, priority: int = 0, blocks: Sequence[int] = ()
+    ) -> int:
         """Queue a request; returns its id (1, 2, 3 …). A lower priority is more urgent, in priority
         mode. Raises ValueError when it could never run."""
         if prompt < 1 or output < 1 or prompt + output > self.settings.kv_tokens:
@@ -100,7 +115,7 @@ class FastEngine:
         self._run_until(now)
         self._submitted += 1
         key = priority if self.settings.priority_mode else 0
-        s = _Sequence(self._submitted, prompt, output, key)
+        s = _Sequence(self._submitted, prompt, output, key, blocks)
         self._sequences[s.id] = s
         insort(self._waiting, (s.key, s))
         if self._began is None:
@@ -174,7 +189,7 @@ class FastEngine:
         """The prompt is computed, and one token more."""
         s.generated += 1
         if s.generated == 1:
-            self._events.append(Happened(at, "first", s.id))
+            self._events.append(Happened(at, "first", s.id, s.cached))
         if s.generated == s.output:
             self._finish(s, s.kv, at)
             return
@@ -227,6 +242,9 @@ class FastEngine:
             if not self._fits(s):
                 break
             del self._waiting[0]
+            if s.blocks:
+                s.cached = min(self._cache.take(s.blocks), s.to_prefill - 1)
+                s.to_prefill -= s.cached
             s.kv = s.to_prefill
             self._kv += s.kv
             self._running[s.id] = s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from sim.fairness.jobs import Job
 from sim.fairness.world import World
 
@@ -20,9 +22,12 @@ class Direct:
         self._send(now, job, 0)
 
     def _send(self, now: float, job: Job, priority: int) -> None:
-        engine = min(range(len(self._inflight)), key=self._inflight.__getitem__)
+        engine = self._choose()
         self._inflight[engine] += 1
         self._world.send(now, job, engine, self.hop, priority)
+
+    def _choose(self) -> int:
+        return min(range(len(self._inflight)), key=self._inflight.__getitem__)
 
     def first(self, now: float, job: Job) -> None:
         """Of no interest."""
@@ -30,6 +35,17 @@ class Direct:
     def end(self, now: float, job: Job) -> None:
         """One less."""
         self._inflight[job.engine] -= 1
+
+
+class Scattered(Direct):
+    """Clients ask any engine."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._rng = random.Random(1)
+
+    def _choose(self) -> int:
+        return self._rng.randrange(len(self._inflight))
 
 
 class EnginePriority(Direct):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -14,15 +14,17 @@ from common.settings import Fairness, ModelSettings
 from common.wire import Usage
 from dispatcher.admission import BATCH, HEADROOM, BackendLoad
 from dispatcher.engines.facts import EngineFacts
-from dispatcher.routing import Place, Router
+from dispatcher.prefix import Prefixes
+from dispatcher.routing import Place, Router, follow
 from dispatcher.slots import Ceiling, ModelSlots
-from dispatcher.turns import Round, View, engine_priority
+from dispatcher.turns import Round, Turn, View, engine_priority
 from dispatcher.turns import Rules as Limits
 from dispatcher.why import Why
 from dispatcher.yields import Pressed, Yields
 from sim.fairness.baselines import Waiting
 from sim.fairness.jobs import Job
 from sim.fairness.order import Entry, Order
+from sim.fairness.prefixes import beginning
 from sim.fairness.world import World
 
 BUSY_S, IDLE_S = 0.1, 1.0
@@ -58,6 +60,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Whether batch jobs are taken out of engines for others."""
     classes: bool = True
     """False: all jobs are of one class."""
+    affinity: bool = True
+    """Whether jobs follow the beginnings of their prompts."""
     hop: float = 0.001
     """Seconds from the gateway to an engine, one way."""
     delay: float = 0.0
@@ -84,6 +88,9 @@ class Gateway:
         self._ceiling = ModelSlots(rules.slots, rules.reserved)
         self._router = Router()
         self._yields = Yields()
+        self._prefixes = Prefixes()
+        self._beginnings: dict[str, list[bytes]] = {}
+        """Of the prompts of jobs that wait."""
         self._pages: list[deque[tuple[float, EngineFacts]]] = [deque() for _ in range(n)]
         self._polled = -math.inf
         self._pricing: Pricing = pricing(ModelSettings(fairness=rules.fairness))
@@ -97,6 +104,8 @@ class Gateway:
         urgent = cls == "interactive" and self._rules.policy == "weighted"
         weight = a.weight * (self._rules.interactive_weight if urgent else 1.0)
         self._jobs[job.id] = job
+        if a.blocks and self._rules.affinity:
+            self._beginnings[job.id] = beginning(a.blocks)
         terms = self._pricing.terms(a.input, a.most)
         self._order.enqueue(Entry(id=job.id, user=a.user, cls=cls, terms=terms, weight=weight))
         self._round(now)
@@ -114,7 +123,7 @@ class Gateway:
         self._loads[job.engine].ended(now, job.id)
         self._yields.gone(job.id)
         del self._running[job.id], self._jobs[job.id]
-        usage, seconds = Usage(a.input, 0, a.output), now - (job.sent or now)
+        usage, seconds = Usage(a.input, job.cached, a.output), now - (job.sent or now)
         cost = self._pricing.real(usage, seconds)
         self._order.settle(job.id, cost, self._pricing.unit(usage, seconds))
         self._round(now)
@@ -123,7 +132,7 @@ class Gateway:
         for job_id in self._running:
             job = self._jobs[job_id]
             if tokens := self._world.tokens(now, job):
-                usage = Usage(job.arrival.input, 0, tokens)
+                usage = Usage(job.arrival.input, job.cached, tokens)
                 cost = self._pricing.real(usage, now - (job.sent or now))
                 self._order.charge(job_id, cost)
         self._world.at(now + CHARGE_S, self._charge)
@@ -156,7 +165,7 @@ class Gateway:
                 turn.classes, len(turn.places), anyone=turn.anyone, user_max=turn.user_max,
                 floor=self._rules.floor,
             )  # fmt: skip
-            for entry, place in zip(entries, turn.places, strict=False):
+            for entry, place in zip(entries, self._placed(turn, entries), strict=False):
                 self._send(now, entry, int(place), floor=turn.floor)
             turns.told(turn, len(entries))
         if turns.why is Why.RESERVED:
@@ -184,6 +193,12 @@ class Gateway:
         if self._rules.slots is not None:
             return self._rules.slots // len(self._loads)
         return None if load.slots.probed else load.slots.value
+
+    def _placed(self, turn: Turn, entries: Sequence[Entry]) -> Sequence[str]:
+        if not self._beginnings:
+            return turn.places
+        jobs = [self._beginnings.pop(entry.id, ()) for entry in entries]
+        return follow(self._prefixes, turn.rooms, turn.places, jobs)
 
     def _view(self, now: float, ceiling: Ceiling) -> View:
         inflight = {c: sum(load.inflight(c) for load in self._loads) for c in CLASSES}

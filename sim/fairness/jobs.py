@@ -25,6 +25,9 @@ class Arrival(msgspec.Struct, frozen=True):
     """The most output tokens the client allows."""
     streams: bool = True
     """Whether its first token is seen before its last."""
+    blocks: tuple[int, ...] = ()
+    """Of its prompt, `prefixes.BLOCK_TOKENS` each, where engines keep what they have computed:
+    prompts with equal blocks, from the first on, begin alike."""
 
     @property
     def work(self) -> float:
@@ -35,12 +38,25 @@ class Arrival(msgspec.Struct, frozen=True):
 class Job:
     """An arrival on its way. Times are seconds; None: not yet."""
 
-    __slots__ = ("arrival", "ended", "engine", "first", "id", "request", "seen", "sent", "yields")
+    __slots__ = (
+        "arrival",
+        "cached",
+        "ended",
+        "engine",
+        "first",
+        "id",
+        "request",
+        "seen",
+        "sent",
+        "yields",
+    )
 
     def __init__(self, number: int, arrival: Arrival) -> None:
         self.id = str(number)
         self.arrival = arrival
         self.engine = -1
+        self.cached = 0
+        """Tokens of its prompt that the engine had computed before."""
         self.request = 0
         self.yields = 0
         """How often it was taken out of an engine."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from sim.fairness.jobs import Arrival, Job, Result
+from sim.fairness.jobs import INPUT_WEIGHT, Arrival, Job, Result
 from sim.settings import EngineSettings
 
 
@@ -97,3 +97,19 @@ def even_speed(result: Result, engine: EngineSettings) -> float:
     for job in result.jobs:
         users.setdefault(job.arrival.user, []).append(speed(job, engine))
     return jain([sum(v) / len(v) for v in users.values()])
+
+
+def hits(result: Result) -> float:
+    """The share of all input that the engines had computed before."""
+    read = sum(j.arrival.input for j in result.jobs if j.first is not None)
+    return sum(j.cached for j in result.jobs) / read if read else 0.0
+
+
+def uneven(result: Result, engines: int) -> float:
+    """The most weighted tokens that an engine computed, by the mean of all; 1 where all did the
+    same."""
+    done = [0.0] * engines
+    for j in result.jobs:
+        if j.ended is not None:
+            done[j.engine] += j.arrival.work - INPUT_WEIGHT * j.cached
+    return max(done) * engines / sum(done) if any(done) else 1.0

@@ -9,7 +9,7 @@ import msgspec
 from common.cost import pricing
 from common.settings import Fairness, ModelSettings
 from sim.fairness.baselines import FirstIn, RoundRobin, Waiting
-from sim.fairness.fronts import Direct, EnginePriority, RateLimit
+from sim.fairness.fronts import Direct, EnginePriority, RateLimit, Scattered
 from sim.fairness.gateway import Gateway, Rules
 from sim.fairness.order import Order
 from sim.fairness.world import Front, World
@@ -89,6 +89,9 @@ POLICIES = {
                lambda w, r: _fair(w, _change(r, reserved=0))),
         Policy("reserve", "Fairlane as it is: queue limit 3, slots learned, some reserved",
                lambda w, r: _fair(w, r)),
+        Policy("random", "no gateway, and clients ask any engine", lambda w, r: Scattered(w)),
+        Policy("no-affinity", "as `reserve`, always the engine with the fewest jobs in flight",
+               lambda w, r: _fair(w, _change(r, affinity=False))),
         Policy("deep", "Fairlane, queue limit 64, engine priorities, no reserved slots",
                lambda w, r: _fair(w, _change(r, limit=64, reserved=0, priority=True)),
                priority_mode=True),

@@ -27,6 +27,8 @@ _COLUMNS: dict[str, tuple[str, str, str]] = {
     "jain": ("Jain", ".3f", "index of the two services, least of all windows"),
     "share": ("share", ".1%", "the first user's share of both services, most of all windows"),
     "rest": ("of the rest", ".1%", "batch's service by the capacity that the others left"),
+    "hits": ("cached", ".1%", "share of the input that engines had computed before"),
+    "uneven": ("uneven", ".3f", "most weighted tokens that an engine computed, by the mean of all"),
     "idle": ("when idle", ".1%", "batch's service by the capacity when nobody else asks"),
 }  # fmt: skip
 

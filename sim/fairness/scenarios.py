@@ -12,10 +12,12 @@ BATCH = (
     "direct", "priority", "fair", "reserve", "headroom-2", "headroom-4", "headroom-6",
     "headroom-8", "yield-0", "yield-1", "yield-4",
 )  # fmt: skip
+ROUTES = ("direct", "random", "no-affinity", "reserve")
 
 WAITS = ("p50", "p95", "p99", "alone", "better", "tokens", "even", "behind")
 SHARES = ("ratio", "ratio_min", "ratio_max", "jain", "share", "tokens", "behind")
 RESTS = ("p50", "p95", "p99", "alone", "alone99", "tokens", "rest", "idle")
+PREFIXES = ("hits", "uneven", "p50", "p95", "p99", "even")
 
 SCENARIOS = {
     s.name: s
@@ -53,5 +55,16 @@ SCENARIOS = {
                  cases.overload, STANDARD, WAITS),
         Scenario("overload-same", "the same; the others are interactive too",
                  lambda seed: cases.overload(seed, "interactive"), STANDARD, WAITS),
+        Scenario("prefix-conversation", "Mooncake's conversations on 4 engines that keep 4,000 "
+                 "blocks each", lambda seed: trace_cases.mooncake(seed, "conversation"), ROUTES,
+                 PREFIXES),
+        Scenario("prefix-synthetic", "Mooncake's synthetic trace on the same",
+                 lambda seed: trace_cases.mooncake(seed, "synthetic"), ROUTES, PREFIXES),
+        Scenario("prefix-conversation-slow", "Mooncake's conversations on engines that just keep "
+                 "up", lambda seed: trace_cases.mooncake(seed, "conversation", trace_cases.SLOW),
+                 ROUTES, PREFIXES),
+        Scenario("prefix-synthetic-slow", "Mooncake's synthetic trace on the same",
+                 lambda seed: trace_cases.mooncake(seed, "synthetic", trace_cases.SLOW), ROUTES,
+                 PREFIXES),
     )
 }  # fmt: skip

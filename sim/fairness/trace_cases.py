@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
 from sim.fairness import traces
 from sim.fairness.cases import A10G, Case, ordered, zipf
 from sim.fairness.jobs import Arrival
+from sim.settings import EngineSettings
 
 MOST = 4_096
 """Output tokens that the clients of the traces allow."""
 HEAVY = 0.6
 """Share of requests of the one heavy user H, in Azure's trace."""
 USERS = 20
+LARGE = EngineSettings(
+    max_num_seqs=64, step_ms=15.0, per_seq_us=200.0, prefill_tokens_per_s=40_000.0,
+    prefill_chunk_tokens=2_048, kv_tokens=2_048_000, max_model_len=262_144,
+)  # fmt: skip
+"""One of four that serve Mooncake's long prompts, with time to spare."""
+SLOW = msgspec.structs.replace(LARGE, prefill_tokens_per_s=16_000.0)
+"""The same, about as fast as the prompts come."""
+CROWDS = {"conversation": 1, "synthetic": 0}
+"""How many blocks all sessions of a trace share."""
 
 
 def azure(seed: int, per_second: float = 2.49, cls: str = "standard") -> Case:
@@ -64,3 +76,23 @@ def arena(seed: int) -> Case:
         horizon=600.0,
         peak_memory=True,
     )
+
+
+def mooncake(seed: int, name: str, engine: EngineSettings = LARGE, most: int | None = None) -> Case:
+    """The first `most` requests of a trace of long prompts that begin alike. Its sessions are
+    divided among users: 60 % are H's, the rest 20 Zipf users'."""
+    rng = random.Random(seed)
+    rows = traces.mooncake(name, CROWDS[name])[:most]
+    sessions = list(dict.fromkeys(r.user for r in rows))
+    others = zipf(rng, USERS, len(sessions))
+    users = {
+        session: "H" if rng.random() < HEAVY else f"u{n}"
+        for session, n in zip(sessions, others, strict=True)
+    }
+    arrivals = [
+        Arrival(r.at, users[r.user], r.input, r.output, most=MOST, blocks=r.blocks) for r in rows
+    ]
+    return Case(
+        arrivals=arrivals, light=frozenset(users.values()) - {"H"}, until=rows[-1].at + 1_800.0,
+        engine=engine, engines=4, cache_blocks=4_000, horizon=rows[-1].at,
+    )  # fmt: skip

@@ -63,7 +63,7 @@ class World:
         if job.yields != yields:
             return  # it was taken back on its way
         a = job.arrival
-        job.request = self.engines[job.engine].submit(now, a.input, a.output, priority)
+        job.request = self.engines[job.engine].submit(now, a.input, a.output, priority, a.blocks)
         self._inside[job.engine][job.request] = job
 
     def abort(self, now: float, job: Job) -> bool:
@@ -131,6 +131,7 @@ class World:
             job = self._inside[which][event.id]
             if event.kind == "first":
                 job.first, job.seen = event.at, event.at + front.hop
+                job.cached = event.cached
                 self.started[job.id] = job
                 self._tell(front.first, event.at, job, front.hop)
             else:

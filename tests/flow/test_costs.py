@@ -4,10 +4,12 @@ the end; by the real dispatcher, in virtual time."""
 import asyncio
 import itertools
 
+import msgspec
 import pytest
 
 from common.cost import OUTPUT_ALPHA, TYPICAL, pricing
 from common.keys import ModelKeys
+from common.wire import Usage
 from sim.settings import EngineSettings
 from tests.flow.world import World, world
 from tests.support.wait import pass_time, wait_until
@@ -55,6 +57,27 @@ async def test_an_answer_costs_what_it_took(
         await wait_until(lambda: w.engines["e1"].running() == 0, what="its end")
         slack = 500.0 if prices.ms else 0.0
         assert await counter(w, "ann") == pytest.approx(prices.real(usage, took), abs=slack + 1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "body"])
+async def test_input_that_the_engine_had_computed_costs_less(
+    model: dict[str, object], stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = msgspec.structs.replace(ENGINE, cached_tokens=250)
+    async with world(monkeypatch, {"e1": engine}, model=model) as w:
+        prices = pricing(w.settings.models["m1"])
+        asked = await w.ask("ann", output=10, stream=stream, text="x " * 500)
+        await w.answers()
+        took = asyncio.get_running_loop().time() - asked.asked_at
+        assert asked.end is not None and asked.end.usage is not None
+        usage = asked.end.usage
+        assert usage.cached == 250 > 0.9 * usage.input
+        slack = 500.0 if prices.ms else 0.0
+        charged = await counter(w, "ann")
+        assert charged == pytest.approx(prices.real(usage, took), abs=slack + 1e-6)
+        full = prices.real(Usage(usage.input, 0, usage.output), took)
+        assert (charged < full / 2) == (prices.cached < prices.input / 2)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))

@@ -29,6 +29,8 @@ from common.queue import Queue, heartbeat
 from common.settings import Settings
 from common.wire import Data, End, Head, JobMeta, encode_meta
 from dispatcher.server import Dispatcher
+from gateway.body import read_top
+from gateway.prefix import hashes
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
 from tests.support.wait import pass_time
@@ -178,6 +180,7 @@ class World:
         meta = JobMeta(
             path="/v1/chat/completions", dialect="chat", stream=stream, wants_usage=False,
             choices=1, input=10, max_output=output,
+            prefix=hashes(model, read_top(json.dumps(body).encode()), ("messages",)),
         )  # fmt: skip
         settings = self.settings.models[model]
         urgent = cls == "interactive" and settings.class_policy == "weighted"

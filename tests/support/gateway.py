@@ -116,10 +116,11 @@ class Dispatcher:
         self.runs: list[Run] = []
 
     async def announce(
-        self, *, ready: bool = True, aliases: Sequence[str] = (), drain: float = 2.0
-    ) -> None:
+        self, *, ready: bool = True, aliases: Sequence[str] = (), drain: float = 2.0,
+        backends: int = 1,
+    ) -> None:  # fmt: skip
         """Say that the model is served, from now on for 6 s."""
-        served = ServedModel(self.model, list(aliases), ready, 1_700_000_000, drain)
+        served = ServedModel(self.model, list(aliases), ready, 1_700_000_000, drain, backends)
         data = Announcement(VERSION, await self.broker.now_ms() + 10_000_000, [served])
         await self.broker.command("HSET", keys.MODELS, self.name, encode_announcement(data))
 

@@ -62,7 +62,9 @@ def test_the_traces_come_with_the_package() -> None:
     assert [len(traces.azure(n)) for n in range(traces.SLICES)] == [1445, 1510, 2124, 1839, 1255]
     assert len(traces.servegen()) == 3_604
     assert len(traces.arena()) == 1_500
+    assert len(traces.mooncake("conversation", 1)) == 6_000
+    assert len(traces.mooncake("synthetic", 0)) == 3_993
     folder = Path(traces.__file__).with_name("traces")
-    assert sum(f.stat().st_size for f in folder.iterdir()) < 400_000
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 500_000
     named = (folder / "README.md").read_text()
     assert all(f.name in named for f in folder.glob("*.csv"))

@@ -31,6 +31,12 @@ def test_announcements_of_all_dispatchers_are_joined() -> None:
     assert not models["m2"].ready
 
 
+def test_a_model_has_as_many_backends_as_the_dispatcher_that_knows_most() -> None:
+    two = ServedModel("m1", [], True, 5, 1.0, 2)
+    for first, second in ((two, served("m1")), (served("m1"), two)):
+        assert merge({b"d1": said(first), b"d2": said(second)}, NOW, {})["m1"].backends == 2
+
+
 @pytest.mark.parametrize(("age", "known"), [(0, True), (STALE_MS, True), (STALE_MS + 1, False)])
 def test_old_announcements_do_not_count(age: int, known: bool) -> None:
     assert ("m1" in merge({b"d1": said(served("m1"), at_ms=NOW - age)}, NOW, {})) is known

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,22 +35,27 @@ def view(
     return View(counts, flying, rooms, **more)  # type: ignore[arg-type]
 
 
+def bare(turn: Turn | None) -> Turn | None:
+    """Without the rooms, which are the view's."""
+    return turn and msgspec.structs.replace(turn, rooms={})
+
+
 def turns(groups: object = WEIGHTED, **rules: Rules) -> Round:
     return Round(groups, {**NO_RULES, **rules}, Router())  # type: ignore[arg-type]
 
 
 def test_a_group_s_classes_go_together_and_lower_groups_wait() -> None:
-    assert turns().next(view(1, 2, 3)) == Turn("live", (N, S), ("a",) * 3, None, 0)
-    assert turns().next(view(0, 2, 3)) == Turn("live", (S,), ("a",) * 3, None, 0)
-    assert turns().next(view(0, 0, 3)) == Turn("batch", (B,), ("a",) * 3, None, 0)
+    assert bare(turns().next(view(1, 2, 3))) == Turn("live", (N, S), ("a",) * 3, None, 0)
+    assert bare(turns().next(view(0, 2, 3))) == Turn("live", (S,), ("a",) * 3, None, 0)
+    assert bare(turns().next(view(0, 0, 3))) == Turn("batch", (B,), ("a",) * 3, None, 0)
     nothing = turns()
     assert nothing.next(view(0, 0, 0)) is None
     assert nothing.why is Why.OPEN
 
 
 def test_strict_classes_are_groups_of_their_own() -> None:
-    assert turns(STRICT).next(view(1, 2, 3)) == Turn(N, (N,), ("a",) * 3, None, 0)
-    assert turns(STRICT).next(view(0, 2, 3)) == Turn(S, (S,), ("a",) * 3, None, 0)
+    assert bare(turns(STRICT).next(view(1, 2, 3))) == Turn(N, (N,), ("a",) * 3, None, 0)
+    assert bare(turns(STRICT).next(view(0, 2, 3))) == Turn(S, (S,), ("a",) * 3, None, 0)
 
 
 def test_with_no_room_for_the_higher_the_lower_does_not_go() -> None:
@@ -61,10 +67,10 @@ def test_with_no_room_for_the_higher_the_lower_does_not_go() -> None:
 def test_the_common_room_first_then_what_only_one_has() -> None:
     r = turns()
     first = r.next(view(9, 9, 0, room={N: 1, S: 4}))
-    assert first == Turn("live", (N, S), ("a",), None, 0)
+    assert bare(first) == Turn("live", (N, S), ("a",), None, 0)
     r.told(first, 1)
     second = r.next(view(9, 8, 0, room={N: 0, S: 3}))
-    assert second == Turn("live", (S,), ("a",) * 3, None, 0)
+    assert bare(second) == Turn("live", (S,), ("a",) * 3, None, 0)
     r.told(second, 3)
     assert r.next(view(9, 5, 0, room=0)) is None
 
@@ -154,9 +160,9 @@ def test_of_classes_that_were_not_asked_for_nothing_is_known() -> None:
 
 def test_a_due_floor_share_goes_first_and_alone() -> None:
     turn = turns().next(view(5, 5, 5, room={N: 3, S: 3}, floor_room=3, due={"batch"}))
-    assert turn == Turn("batch", (B,), ("a",), None, 0, True)
+    assert bare(turn) == Turn("batch", (B,), ("a",), None, 0, True)
     both = turns(STRICT).next(view(5, 5, 5, due={S, B}))
-    assert both == Turn(S, (S,), ("a",), None, 0, True)
+    assert bare(both) == Turn(S, (S,), ("a",), None, 0, True)
 
 
 def test_a_floor_share_without_jobs_or_room_is_passed_over() -> None:
@@ -188,11 +194,11 @@ def test_a_floor_share_that_came_to_nothing_is_not_tried_again() -> None:
 def test_a_class_at_its_own_limit_holds_up_nobody() -> None:
     r = turns(interactive=Rules(inflight_max=4))
     turn = r.next(view(9, 9, 9, inflight={N: 2}))
-    assert turn == Turn("live", (N, S), ("a",) * 2, None, 0)
+    assert bare(turn) == Turn("live", (N, S), ("a",) * 2, None, 0)
     turn = r.next(view(9, 9, 9, inflight={N: 4}))
-    assert turn == Turn("live", (S,), ("a",) * 3, None, 0)
+    assert bare(turn) == Turn("live", (S,), ("a",) * 3, None, 0)
     turn = r.next(view(9, 0, 9, inflight={N: 5}))
-    assert turn == Turn("batch", (B,), ("a",) * 3, None, 0)
+    assert bare(turn) == Turn("batch", (B,), ("a",) * 3, None, 0)
     assert r.next(view(9, 0, 0, inflight={N: 5})) is None
     assert r.why is Why.CLASS_LIMIT
 

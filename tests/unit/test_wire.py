@@ -53,19 +53,21 @@ CONTROLS: list[tuple[Control, str]] = [
 ]
 META = JobMeta(
     path="/v1/chat/completions", dialect="chat", stream=True, wants_usage=False, choices=1,
-    input=5, max_output=100,
+    input=5, max_output=100, prefix=b"\1\2\3\4\5\6\7\10",
 )  # fmt: skip
-META_BYTES = "9801b42f76312f636861742f636f6d706c6574696f6e73a463686174c3c2010564"
+META_BYTES = (
+    "9901b42f76312f636861742f636f6d706c6574696f6e73a463686174c3c2010564c4080102030405060708"
+)
 ANNOUNCEMENT = Announcement(
-    VERSION, 1_790_000_000_000, [ServedModel("m", ["a"], True, 1_790_000_000, 1.5)],
+    VERSION, 1_790_000_000_000, [ServedModel("m", ["a"], True, 1_790_000_000, 1.5, 2)],
     [ServedBackend("http://10.0.0.1:8000", "http://gpu:8000", "config", "active", ["m"], True, 3)],
 )  # fmt: skip
 OLD_ANNOUNCEMENT_BYTES = "9301cf000001a0c4506c009195a16d91a161c3ce6ab13b80cb3ff8000000000000"
 """As an older process wrote it."""
 ANNOUNCEMENT_BYTES = (
-    "9401cf000001a0c4506c009195a16d91a161c3ce6ab13b80cb3ff80000000000009197b4687474703a2f2f31"
-    "302e302e302e313a38303030af687474703a2f2f6770753a38303030a6636f6e666967a661637469766591a1"
-    "6dc303"
+    "9401cf000001a0c4506c009196a16d91a161c3ce6ab13b80cb3ff8000000000000029197b4687474703a2f2f"
+    "31302e302e302e313a38303030af687474703a2f2f6770753a38303030a6636f6e666967a661637469766591"
+    "a16dc303"
 )
 GPU = BackendSettings(url="http://gpu:8000", models=("m",), engine="vllm")
 PLACED = Placed(VERSION, 1_790_000_000_000, GPU)
