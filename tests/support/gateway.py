@@ -98,9 +98,7 @@ class Run:
         end = End(self.lease.job, self.lease.attempt, self.seq, outcome, message, None)
         self._owner.runs.remove(self)
         batch = self._owner.batch([end])
-        return await self._owner.queue.settle(
-            self.lease, self._owner.name, outcome, batch, seq=self.seq
-        )
+        return await self._owner.queue.settle(self.lease, self._owner.name, outcome, batch)
 
 
 class Dispatcher:

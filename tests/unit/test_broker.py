@@ -80,7 +80,7 @@ async def test_a_flushed_script_cache_is_no_error(broker: Broker) -> None:
 
 
 async def test_other_errors_are_refusals(broker: Broker) -> None:
-    await broker.command("SET", "fl:{m}:leader", "not a hash")
+    await broker.command("SET", "fl:{m}:board", "not a hash")
     with pytest.raises(BrokerRefused, match="WRONGTYPE"):
         await Queue(broker, "m").lead("take", "d1")
     with pytest.raises(BrokerRefused):
