@@ -129,7 +129,8 @@ def test_addresses_stay_until_several_answers_came_without_them() -> None:
     for _ in range(ABSENT_MAX - 1):
         assert not a.told(["2"])
     assert a.told(["2"]) and a.known == ("2",)
-    assert not a.told([]) and a.known == ("2",), "no answer is no news"
+    for _ in range(ABSENT_MAX):
+        assert not a.told([]) and a.known == ("2",), "no answer is no news"
     a.told([str(n) for n in range(10 * ADDRESSES_MAX)])
     assert len(a.known) == ADDRESSES_MAX and "2" in a.known
 
