@@ -126,6 +126,11 @@ async def until_may(url: str, user: str) -> None:
     await wait_until(may, timeout=RELOAD_S, what=f"the key of {user}")
 
 
+def hang_up(*roles: Role) -> None:
+    for role in roles:
+        role.send(signal.SIGHUP)
+
+
 async def test_files_are_read_again(tmp_path: Path) -> None:
     """At SIGHUP and when they change. A bad one changes nothing, and is told of."""
     config, more = tmp_path / "fairlane.toml", tmp_path / "backends.toml"
@@ -154,8 +159,7 @@ async def test_files_are_read_again(tmp_path: Path) -> None:
 
         good = head + keys.format(KEY + "bob", "bob") + "[models.m1]\nslots = 9\n"
         config.write_text(good + "[gateway]\nport = 1\nbody_max_bytes = 2048\n")
-        for role in both:
-            role.send(signal.SIGHUP)
+        hang_up(*both)
         await until_may(gateway.url, "bob")
         assert await asked(gateway.url, "alice") == 401
         ignored = "gateway.body_max_bytes has changed, which needs a restart"
@@ -163,10 +167,8 @@ async def test_files_are_read_again(tmp_path: Path) -> None:
         await wait_until(lambda: dispatcher.metric("fairlane_slots") == 9)
 
         more.write_text("[[backends]]\nuri = 1\n")
-        for text in ("[models.m1.class.bulk]\n", "[[keys"):
-            config.write_text(good + text)
-            for role in both:
-                role.send(signal.SIGHUP)
+        config.write_text(good + "[models.m1.class.bulk]\n")
+        hang_up(*both)
         await wait_until(lambda: "did you mean `url`?" in dispatcher.log())
         stays = "what was read before stays"
         await wait_until(lambda: all(stays in role.log() for role in both))
