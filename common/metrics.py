@@ -18,28 +18,11 @@ class DispatcherMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         r = registry
         model, by_class = ("model",), ("model", "class")
-        backend = ("model", "backend")
         self._leader = Gauge("fairlane_leader", "1 while leading the model", model, registry=r)
         self._waiting = Gauge(
             "fairlane_queue_depth", "Jobs waiting, as the leader knows", by_class, registry=r
         )
         self._running = Gauge("fairlane_running", "Jobs run here", registry=r)
-        self._inflight = Gauge(
-            "fairlane_backend_inflight", "Jobs in flight there", backend, registry=r
-        )
-        self._unstarted = Gauge(
-            "fairlane_backend_unstarted", "Of these, without a first byte", backend, registry=r
-        )
-        self._foreign = Gauge(
-            "fairlane_backend_foreign", "Waiting there, not ours", backend, registry=r
-        )
-        self._metrics_up = Gauge(
-            "fairlane_backend_metrics_up", "1 while its metrics are fresh", backend, registry=r
-        )
-        self._tpot = Gauge(
-            "fairlane_backend_tpot_seconds", "Mean gap between chunks there; absent: unknown",
-            backend, registry=r,
-        )  # fmt: skip
         self._refusals = Counter(
             "fairlane_admission_closed", "Rounds in which jobs wait and have no place, and why",
             ("model", "reason"), registry=r,
@@ -62,6 +45,38 @@ class DispatcherMetrics:
         self._first_byte = Histogram(
             "fairlane_engine_first_byte_seconds", "From sending to the first byte", by_class,
             buckets=SECONDS, registry=r,
+        )  # fmt: skip
+
+        self._of_backends(r)
+
+    def _of_backends(self, r: CollectorRegistry) -> None:
+        backend = ("model", "backend")
+        self._inflight = Gauge(
+            "fairlane_backend_inflight", "Jobs in flight there", backend, registry=r
+        )
+        self._unstarted = Gauge(
+            "fairlane_backend_unstarted", "Of these, without a first byte", backend, registry=r
+        )
+        self._foreign = Gauge(
+            "fairlane_backend_foreign", "Waiting there, not ours", backend, registry=r
+        )
+        self._metrics_up = Gauge(
+            "fairlane_backend_metrics_up", "1 while its metrics are fresh", backend, registry=r
+        )
+        self._tpot = Gauge(
+            "fairlane_backend_tpot_seconds", "Mean gap between chunks there; absent: unknown",
+            backend, registry=r,
+        )  # fmt: skip
+        self._backend_closed = Counter(
+            "fairlane_backend_closed",
+            "Looks, two a second, at which a class waits and has no place there, and why",
+            (*backend, "class", "reason"), registry=r,
+        )  # fmt: skip
+        self._inflight_max = Gauge(
+            "fairlane_backend_inflight_max",
+            "Jobs in flight there up to which a class is sent, by its time per output token and by "
+            "preemptions; absent: no limit",
+            (*backend, "class"), registry=r,
         )  # fmt: skip
 
     def leads(self, model: str, leads: bool) -> None:
@@ -87,11 +102,15 @@ class DispatcherMetrics:
 
     def tpot(self, model: str, url: str, seconds: float | None) -> None:
         """A backend's time per output token; None: not known."""
-        if seconds is not None:
-            self._tpot.labels(model, url).set(seconds)
-            return
-        with contextlib.suppress(KeyError):  # it was not known before either
-            self._tpot.remove(model, url)
+        _tell(self._tpot, (model, url), seconds)
+
+    def inflight_max(self, model: str, url: str, cls: str, jobs: int | None) -> None:
+        """The limit on jobs in flight at a backend for a class; None: there is none."""
+        _tell(self._inflight_max, (model, url, cls), jobs)
+
+    def backend_closed(self, model: str, url: str, cls: str, reason: str) -> None:
+        """A class waits, and a backend has no place for it; `reason` is of a closed set."""
+        self._backend_closed.labels(model, url, cls, reason).inc()
 
     def slots(self, model: str, slots: int, reserved: int) -> None:
         """Slots of the model's usable backends (0: unknown) and how many of them are kept."""
@@ -121,3 +140,12 @@ class DispatcherMetrics:
             self._tokens.labels(model, cls, "input").inc(usage.input)
             self._tokens.labels(model, cls, "cached").inc(usage.cached)
             self._tokens.labels(model, cls, "output").inc(usage.output)
+
+
+def _tell(gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:
+    """Set a gauge; where nothing is known there is none."""
+    if value is not None:
+        gauge.labels(*labels).set(value)
+        return
+    with contextlib.suppress(KeyError):  # it was not known before either
+        gauge.remove(*labels)

@@ -16,6 +16,8 @@ from common.outcomes import Outcome
 VERSION = 1
 """Raised with every change that an older process could misread."""
 
+REASON_MAX = 160
+"""Letters that say why nothing is sent."""
 FRAME_BYTES_MAX = 256 * 1024
 """The most payload one `Data` frame carries."""
 
@@ -153,6 +155,8 @@ class ServedModel(msgspec.Struct, frozen=True, array_like=True):
     """Seconds since the epoch, for `/v1/models`."""
     drain: float
     """Jobs ended a second, over the last minute or since the first of them; 0 when unknown."""
+    closed: dict[str, str] = {}
+    """Class -> why its leader sends none of it though some wait, in at most REASON_MAX letters."""
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):

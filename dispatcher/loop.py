@@ -89,6 +89,11 @@ class ModelLoop:
         """Whether jobs wait here: then engines are polled often."""
         return self.election.leads and any(self._waiting.values())
 
+    def reasons(self) -> dict[str, str]:
+        """Why nothing is sent of each class that waits, in words; empty where another leads."""
+        now = asyncio.get_running_loop().time()
+        return self._facts.reasons(now) if self.election.leads else {}
+
     def ring(self, event: str, job: str, detail: str) -> None:
         """One message of the model's bell: what others did to jobs."""
         now = asyncio.get_running_loop().time()
@@ -189,8 +194,7 @@ class ModelLoop:
             self._parts.metrics.waiting(self.model, cls, jobs)
         if why is not Why.OPEN:
             self._parts.metrics.closed(self.model, why)
-        if why in (Why.RESERVED, Why.SLOTS):
-            self._facts.bound(now)
+        self._facts.close(now, self._waiting, why)
 
     async def _pop(self, turn: Turn) -> Popped:
         """One `pop`, carried through even when this task is cancelled meanwhile."""

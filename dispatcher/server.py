@@ -18,6 +18,7 @@ from common.outcomes import Outcome
 from common.publish import Publisher
 from common.settings import BackendSettings, ModelSettings, Settings
 from common.wire import (
+    REASON_MAX,
     VERSION,
     Ack,
     Announcement,
@@ -250,4 +251,5 @@ class Dispatcher:
         settings = self._settings.models.get(loop.model) or ModelSettings()
         ready = any(b.reachable is not False for b in loop.backends)
         drain = loop.drain.per_second(self._now())
-        return ServedModel(loop.model, settings.aliases, ready, self._created, drain)
+        closed = {cls: text[:REASON_MAX] for cls, text in loop.reasons().items() if text}
+        return ServedModel(loop.model, settings.aliases, ready, self._created, drain, closed)

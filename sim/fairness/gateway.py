@@ -26,6 +26,8 @@ from sim.fairness.world import World
 
 BUSY_S, IDLE_S = 0.1, 1.0
 """Time between polls of an engine, while jobs wait and while none does."""
+LISTEN_S = 0.25
+"""The gaps between tokens are told this often."""
 CHARGE_S = 1.0
 """Running jobs are charged what they cost so far this often."""
 POP_MAX = 64
@@ -62,6 +64,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the gateway to an engine, one way."""
     delay: float = 0.0
     """Seconds by which an engine's metrics are old."""
+    metrics: bool = True
+    """False: engines have none."""
+    streams: bool = True
+    """False: answers come whole."""
+    tpot_s: float | None = None
+    """Target of time per output token, for every class; None: no limit."""
 
 
 class Gateway:
@@ -86,7 +94,9 @@ class Gateway:
         self._pages: list[deque[tuple[float, EngineFacts]]] = [deque() for _ in range(n)]
         self._polled = -math.inf
         self._pricing: Pricing = pricing(ModelSettings(fairness=rules.fairness))
+        self._heard = [engine.token_times(0.0) for engine in world.engines]
         world.at(0.0, self._poll)
+        world.at(0.0, self._listen)
         world.at(CHARGE_S, self._charge)
 
     def arrive(self, now: float, job: Job) -> None:
@@ -102,12 +112,15 @@ class Gateway:
 
     def first(self, now: float, job: Job) -> None:
         """One job less that may wait in the engine."""
+        if not self._rules.streams:
+            return
         self._loads[job.engine].started(now, job.id)
         self._round(now)
 
     def end(self, now: float, job: Job) -> None:
         """A place is free, and the cost is known."""
         a = job.arrival
+        self._loads[job.engine].started(now, job.id)
         self._loads[job.engine].ended(now, job.id)
         del self._running[job.id], self._jobs[job.id]
         usage, seconds = Usage(a.input, 0, a.output), now - (job.sent or now)
@@ -124,10 +137,22 @@ class Gateway:
                 self._order.charge(job_id, cost)
         self._world.at(now + CHARGE_S, self._charge)
 
+    def _listen(self, now: float) -> None:
+        """The gaps between tokens since the last time."""
+        for n, engine in enumerate(self._world.engines):
+            told, before = engine.token_times(now), self._heard[n]
+            self._heard[n] = told
+            gaps, tokens = told.seconds - before.seconds, told.count - before.count
+            self._loads[n].signal.gaps.add(now, gaps, tokens)
+        self._world.at(now + LISTEN_S, self._listen)
+
     def _poll(self, now: float) -> None:
         """Read each engine's page, which is `delay` seconds old, and look again."""
         waits = any(self._order.waiting.values())
-        if waits or now - self._polled >= IDLE_S - 1e-9:
+        due = waits or now - self._polled >= IDLE_S - 1e-9
+        if due and not self._rules.metrics:
+            self._round(now)
+        elif due:
             self._polled = now
             for n, engine in enumerate(self._world.engines):
                 pages = self._pages[n]
@@ -198,12 +223,14 @@ class Gateway:
         known, headroom = slots or load.slots.value, HEADROOM
         if rules.headroom is not None and known:
             headroom = rules.headroom / known
-        room = load.room(now, cls, limit, floor=floor, slots=slots, headroom=headroom)
+        room = load.room(
+            now, cls, limit, floor=floor, slots=slots, headroom=headroom, tpot_s=rules.tpot_s
+        )
         return Place(room.n, load.counts(now).inflight, room.why)
 
     def _send(self, now: float, entry: Entry, engine: int) -> None:
         self._running[entry.id] = entry.cls
-        self._loads[engine].sent(now, entry.id, entry.cls, streams=True)
+        self._loads[engine].sent(now, entry.id, entry.cls, streams=self._rules.streams)
         self._router.sent(str(engine))
         priority = engine_priority(entry.cls, entry.inflight) if self._rules.priority else 0
         self._world.send(now, self._jobs[entry.id], engine, self.hop, priority)

@@ -106,7 +106,7 @@ async def test_only_streams_of_one_choice_are_measured(
 
     monkeypatch.setattr("tests.flow.world.JobMeta", meta)
     async with world(monkeypatch, one_engine()) as w:
-        tpot = Pops(w, monkeypatch).loop.backends[0].load.tpot
+        tpot = Pops(w, monkeypatch).loop.backends[0].load.signal.gaps
         asked = await w.ask("u", output=2 * CHUNKS_MIN)
         await w.answers(asked)
         assert asked.data.count(b"data:") >= 2 * CHUNKS_MIN
@@ -120,7 +120,7 @@ async def test_a_stream_that_its_client_held_up_is_not_measured_for_a_while(
     monkeypatch.setattr("common.publish.JOB_WINDOW", 20_000)
     loop = asyncio.get_running_loop()
     async with world(monkeypatch, one_engine()) as w:
-        tpot = Pops(w, monkeypatch).loop.backends[0].load.tpot
+        tpot = Pops(w, monkeypatch).loop.backends[0].load.signal.gaps
         asked = await w.ask("u", output=600)
         await wait_until(lambda: tpot.mean(loop.time()) is not None, timeout=5, what="a mean")
         reply = w.gateways[0][1]._replies[asked.job]

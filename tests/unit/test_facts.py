@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from common.metrics import DispatcherMetrics
 from common.settings import BackendSettings, ClassSettings, ModelSettings
+from dispatcher.aimd import START
 from dispatcher.backends import Backend
 from dispatcher.engines.facts import EngineFacts
 from dispatcher.facts import Facts
@@ -43,7 +44,7 @@ def test_places_are_as_the_backends_and_the_class_s_limit_have_them() -> None:
     places = {cls: seen.room(cls, False) for cls in NONE}
     assert [p.room for p in places["interactive"].values()] == [5, 5]
     assert [p.room for p in places["standard"].values()] == [3, 3]
-    assert [(p.room, p.inflight) for p in places["batch"].values()] == [(1, 2), (1, 0)]
+    assert [(p.room, p.inflight) for p in places["batch"].values()] == [(2, 2), (1, 0)]
     assert [p.room for p in seen.room("batch", True).values()] == [3, 3], "for its floor share"
     run(two[1], 15, "batch")
     assert seen.room("batch", False)[two[1].url].why is Why.SLOTS
@@ -53,12 +54,12 @@ def test_each_class_has_its_own_limit_of_time_per_output_token() -> None:
     two = backends(None, None)
     for b in two:
         run(b, 1)
-    two[0].load.tpot.add(1, 0.12 * 20, 20)
+    two[0].load.signal.gaps.add(1, 0.12 * 20, 20)
     limits = {"standard": ClassSettings(tpot_ms=150), "batch": ClassSettings(tpot_ms=100)}
     seen = view(Facts(ModelSettings(class_=limits), two))  # type: ignore[arg-type]
     for floor in (False, True):
         assert [p.why for p in seen.room("batch", floor).values()] == [Why.TPOT, Why.OPEN]
-    two[0].load.tpot.add(1, 0.24 * 20, 20)
+    two[0].load.signal.gaps.add(1, 0.24 * 20, 20)
     assert [p.room for p in seen.room("standard", False).values()] == [0, 3], "0.18 s"
     assert [p.room for p in seen.room("interactive", False).values()] == [3, 3]
 
@@ -72,7 +73,7 @@ def test_time_per_output_token_is_exported_while_it_is_known() -> None:
         facts.measure(now, "m1", metrics)
         labels = {"model": "m1", "backend": backend.url}
         exported.append(registry.get_sample_value("fairlane_backend_tpot_seconds", labels))
-        backend.load.tpot.add(now, 0.5, 20)
+        backend.load.signal.gaps.add(now, 0.5, 20)
     assert exported == [None, 0.025, None]
 
 
@@ -105,3 +106,54 @@ def test_rules_are_the_class_s_settings() -> None:
     facts = Facts(ModelSettings(class_=settings), [])  # type: ignore[arg-type]
     assert facts.rules == {"interactive": Rules(), "standard": Rules(7, 2), "batch": Rules()}
     assert view(facts).busy_max is None
+
+
+# --- why nothing is sent
+
+
+def test_each_class_that_waits_is_told_why_it_has_no_room() -> None:
+    two = backends(None, None)
+    facts = Facts(ModelSettings(class_={"batch": ClassSettings(tpot_ms=100)}), two)
+    assert facts.reasons(1) == {}
+    facts.close(1, {"interactive": 1, "standard": 0, "batch": 5}, Why.OPEN)
+    assert facts.reasons(1) == {"interactive": "", "batch": ""}, "there is room for both"
+    for b in two:
+        run(b, 1)
+        b.load.signal.gaps.add(1, 0.162 * 20, 20)
+    told = facts.reasons(1)
+    assert told == {"interactive": "", "batch": "TPOT 162 ms > 100 ms (2 of 2 engines)"}
+    for n in range(3):
+        two[0].sent(1, f"wait{n}", "standard", streams=True)
+    assert facts.reasons(1)["interactive"] == "", "one has room"
+    del two[1]
+    assert facts.reasons(1)["interactive"] == "3 waiting ≥ limit 3"
+
+
+def test_what_holds_back_beyond_the_engines_is_told_too() -> None:
+    (backend,) = two = backends(32)
+    facts = Facts(ModelSettings(), two)
+    for why, words in [(Why.RESERVED, "nothing in flight"), (Why.USER_LIMIT, "one user may")]:
+        facts.close(1, {"standard": 1}, why)
+        assert words in facts.reasons(1)["standard"]
+    two.remove(backend)
+    assert facts.reasons(1)["standard"] == "the model has no engine"
+
+
+def test_closed_backends_and_limits_are_exported_by_class() -> None:
+    (backend,) = two = backends(None)
+    facts = Facts(ModelSettings(class_={"standard": ClassSettings(tpot_ms=150)}), two)
+    registry = CollectorRegistry()
+    metrics, value = DispatcherMetrics(registry), registry.get_sample_value
+    labels = {"model": "m1", "backend": backend.url, "class": "standard"}
+    for n in range(3):
+        backend.sent(1, f"wait{n}", "standard", streams=True)
+    facts.measure(1, "m1", metrics)
+    facts.close(1, {"standard": 1, "batch": 0}, Why.LIMIT)
+    facts.measure(1, "m1", metrics)
+    facts.measure(1, "m1", metrics)
+    name = "fairlane_backend_closed_total"
+    assert value(name, {**labels, "reason": "limit"}) == 2
+    assert value(name, {**labels, "class": "batch", "reason": "limit"}) is None
+    name = "fairlane_backend_inflight_max"
+    assert value(name, labels) == START
+    assert value(name, {**labels, "class": "interactive"}) is None
