@@ -18,6 +18,8 @@ PEAK_S = 6.0
 """The greatest U is kept of this time."""
 FIRST_BYTE_S = 1.0
 """Median time to the first byte where none was measured."""
+PROMPT_SHARE = 0.1
+"""Of a whole answer's time: what passes before its first token."""
 FIRST_BYTES_MAX = 64
 """How many measured times the median is taken from."""
 TIMES_MAX = 4_096
@@ -56,6 +58,7 @@ class Flight:
         """When first bytes came, and when jobs ended after theirs."""
         self._peak = Peak(PEAK_S)
         self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_MAX)
+        self._whole_answers: deque[float] = deque(maxlen=FIRST_BYTES_MAX)
         self.empty_since = -math.inf
         """When the last job ended; of no meaning while there are others."""
 
@@ -83,7 +86,8 @@ class Flight:
             return
         run.answered = True
         if run.mine:
-            self._first_bytes.append(now - run.sent_at)
+            times = self._first_bytes if run.streams else self._whole_answers
+            times.append(now - run.sent_at)
         self._begun.append(now)
         self._start(now, job)
 
@@ -159,7 +163,7 @@ class Flight:
         as many before."""
         if not self._quiet:
             return
-        usual = statistics.median(self._first_bytes) if self._first_bytes else FIRST_BYTE_S
+        usual = self._usual()
         most = slots or max(BLIND_MAX, self._proven)
         for job in list(self._quiet):
             if now - self._runs[job].sent_at < usual or self.jobs - self.unstarted >= most:
@@ -167,6 +171,15 @@ class Flight:
             self._runs[job].guessed = True
             self._guessed += 1
             self._start(now, job)
+
+    def _usual(self) -> float:
+        """The time to a first byte, of what streamed: the first byte of a whole answer is its end,
+        of which only a part is taken."""
+        if self._first_bytes:
+            return statistics.median(self._first_bytes)
+        if self._whole_answers:
+            return min(FIRST_BYTE_S, statistics.median(self._whole_answers) * PROMPT_SHARE)
+        return FIRST_BYTE_S
 
     def _start(self, now: float, job: str) -> None:
         run = self._runs[job]

@@ -53,6 +53,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Slots that batch leaves free in each engine, where that is more than Fairlane's rule."""
     batch_max: int | None = None
     """Most batch jobs in flight; None: no limit."""
+    inflight_max: int | None = None
+    """Most jobs of each class in flight; None: no limit."""
     priority: bool = False
     """Whether engines are told priorities."""
     preempt: bool = False
@@ -87,7 +89,10 @@ class Gateway:
         self._loads = [BackendLoad() for _ in range(n)]
         self._engines = range(n)
         self._limits = {
-            c: Limits(rules.batch_max if c == BATCH else None, rules.user_max) for c in CLASSES
+            c: Limits(
+                (rules.batch_max if c == BATCH else None) or rules.inflight_max, rules.user_max
+            )
+            for c in CLASSES
         }
         self._ceiling = ModelSlots(rules.slots, rules.reserved)
         self._router = Router()
@@ -109,6 +114,10 @@ class Gateway:
         terms = self._pricing.terms(a.input, a.most)
         self._order.enqueue(Entry(id=job.id, user=a.user, cls=cls, terms=terms, weight=weight))
         self._round(now)
+
+    def limit(self, now: float) -> int:
+        """How many may be on their way to the first engine."""
+        return max(self._rules.limit, self._loads[0].keeps_up(now))
 
     def first(self, now: float, job: Job) -> None:
         """One job less that may wait in the engine."""

@@ -75,25 +75,39 @@ def test_the_usual_time_is_of_own_jobs_alone() -> None:
 
 def test_without_metrics_time_alone_starts_no_more_than_ever_ran_at_once() -> None:
     def sent(load: BackendLoad) -> int:
-        now = 1_000.0
+        now, newest = 1_000.0, ""
         for n in range(200):
             now += 2.0
             if load.room(now, "standard", 3).n:
                 load.sent(now, f"q{n}", "standard", streams=False)
+                newest = f"q{n}"
+            elif n % 3 == 0:  # one of which it is not known that it started
+                load.ended(now, newest)
         return load.counts(now).inflight
 
-    assert sent(BackendLoad()) == BLIND_MAX + 1, "one may wait in the engine"
+    assert sent(BackendLoad()) in (BLIND_MAX, BLIND_MAX + 1), "one may wait in the engine"
     load = BackendLoad()
     for n in range(30):
         load.sent(0, f"s{n}", "standard", streams=True)
         load.started(1, f"s{n}")
     for n in range(30):
         load.ended(2, f"s{n}")
-    assert sent(load) == 31
+    assert sent(load) in (30, 31)
     load = BackendLoad()
     quiet(load, 0, 20)
     load.polled(1, EngineFacts(4, 16), period=0.1)
     for n in range(20):
         load.ended(2, f"q{n}")
-    assert sent(load) == 17
-    assert sent(BackendLoad(max_num_seqs=12)) == 13
+    assert sent(load) in (16, 17)
+    assert sent(BackendLoad(max_num_seqs=12)) in (12, 13)
+
+
+def test_without_metrics_and_streams_a_tenth_of_a_whole_answer_is_the_usual_time() -> None:
+    load = BackendLoad()
+    for n in range(5):
+        quiet(load, 10.0 * n, 1, f"whole{n}-")
+        load.started(10.0 * n + 4, f"whole{n}-0")
+        load.ended(10.0 * n + 4, f"whole{n}-0")
+    quiet(load, 100, 1)
+    assert room(load, 100.39).n == 0
+    assert room(load, 100.41).n == 1
