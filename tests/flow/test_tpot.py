@@ -76,8 +76,8 @@ async def test_batch_stops_where_streams_would_be_slower_than_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mean, flying, told = await beside_batch(monkeypatch, {"tpot_ms": LIMIT_MS})
-    assert 0.8 * LIMIT_MS <= mean <= 1.2 * LIMIT_MS
-    assert 0.6 * FITS <= statistics.mean(flying) <= 1.4 * FITS
+    assert 0.7 * LIMIT_MS <= mean <= LIMIT_MS, "below it nine tenths of the time"
+    assert 0.5 * FITS <= statistics.mean(flying) <= FITS
     assert max(flying) <= 3 * FITS
     assert told["closed"] > 0
     assert 0.5 * LIMIT_MS <= told["tpot"] * 1e3 <= 2 * LIMIT_MS
