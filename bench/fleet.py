@@ -183,6 +183,7 @@ def simulated(cores: Cores, settings: EngineSettings) -> Iterator[Role]:
     flags = {
         "--port": 0, "--model": MODEL, "--max-num-seqs": settings.max_num_seqs,
         "--step-ms": settings.step_ms, "--mean-output-tokens": settings.mean_output_tokens,
+        "--per-seq-us": settings.per_seq_us,
         "--prefill-tokens-per-s": settings.prefill_tokens_per_s, "--seed": settings.seed,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name:
@@ -215,4 +216,6 @@ def config(engines: Sequence[str], setup: Setup) -> str:
     lines.append(f"[models.{MODEL}]\nbackends = [{urls}]")
     if setup.reserved is not None:
         lines.append(f"reserved_slots = {setup.reserved}")
+    if setup.tpot_ms is not None:
+        lines.append(f"[models.{MODEL}.class.standard]\ntpot_ms = {setup.tpot_ms}")
     return "\n".join([*lines, ""])

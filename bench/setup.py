@@ -14,5 +14,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Slots for users with nothing in flight; None: as it is by default."""
     weights: Mapping[int, float] = {}
     """Of users by their number, where it is not 1."""
+    tpot_ms: float | None = None
+    """Target of time per output token; None: there is none."""
     gateways: int = 1
     dispatchers: int = 1

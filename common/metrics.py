@@ -21,26 +21,8 @@ class DispatcherMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         r = registry
         model, by_class = ("model",), ("model", "class")
-        backend = ("model", "backend")
         self._demand(r)
         self._running = Gauge("fairlane_running", "Jobs run here", registry=r)
-        self._inflight = Gauge(
-            "fairlane_backend_inflight", "Jobs in flight there", backend, registry=r
-        )
-        self._unstarted = Gauge(
-            "fairlane_backend_unstarted", "Of these, without a first byte", backend, registry=r
-        )
-        self._foreign = Gauge(
-            "fairlane_backend_foreign", "Waiting there, not ours; absent: unknown", backend,
-            registry=r,
-        )  # fmt: skip
-        self._metrics_up = Gauge(
-            "fairlane_backend_metrics_up", "1 while its metrics are fresh", backend, registry=r
-        )
-        self._tpot = Gauge(
-            "fairlane_backend_tpot_seconds", "Mean gap between chunks there; absent: unknown",
-            backend, registry=r,
-        )  # fmt: skip
         self._refusals = Counter(
             "fairlane_admission_closed", "Rounds in which jobs wait and have no place, and why",
             ("model", "reason"), registry=r,
@@ -66,17 +48,52 @@ class DispatcherMetrics:
             buckets=SECONDS, registry=r,
         )  # fmt: skip
 
-        self._add_health(registry)
+        self._of_backends(r)
+        self._of_health(r)
 
-    def _add_health(self, registry: CollectorRegistry) -> None:
+    def _of_backends(self, r: CollectorRegistry) -> None:
+        """What the leader counts at each of them."""
+        backend = ("model", "backend")
+        self._inflight = Gauge(
+            "fairlane_backend_inflight", "Jobs in flight there", backend, registry=r
+        )
+        self._unstarted = Gauge(
+            "fairlane_backend_unstarted", "Of these, without a first byte", backend, registry=r
+        )
+        self._foreign = Gauge(
+            "fairlane_backend_foreign", "Waiting there, not ours; absent: unknown", backend,
+            registry=r,
+        )  # fmt: skip
+        self._metrics_up = Gauge(
+            "fairlane_backend_metrics_up", "1 while its metrics are fresh", backend, registry=r
+        )
+        self._tpot = Gauge(
+            "fairlane_backend_tpot_seconds", "Mean gap between chunks there; absent: unknown",
+            backend, registry=r,
+        )  # fmt: skip
+        self._backend_closed = Counter(
+            "fairlane_backend_closed",
+            "Looks, two a second, at which a class waits and has no place there, and why",
+            (*backend, "class", "reason"), registry=r,
+        )  # fmt: skip
+        self._told: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        """Of each backend, the classes and reasons that were counted."""
+        self._inflight_max = Gauge(
+            "fairlane_backend_inflight_max",
+            "Jobs in flight there up to which a class is sent, by its time per output token and by "
+            "preemptions; absent: no limit",
+            (*backend, "class"), registry=r,
+        )  # fmt: skip
+
+    def _of_health(self, r: CollectorRegistry) -> None:
         """What tells of backends that fail, and of the runs that it costs."""
         self._retried = Counter(
             "fairlane_retries", "Runs given back, and why: refused, broken, silent, stopping",
-            ("model", "reason"), registry=registry,
+            ("model", "reason"), registry=r,
         )  # fmt: skip
         self._state = Gauge(
             "fairlane_backend_state", "1 for the state of its circuit breaker, 0 for the others",
-            ("model", "backend", "state"), registry=registry,
+            ("model", "backend", "state"), registry=r,
         )  # fmt: skip
 
     def _demand(self, r: CollectorRegistry) -> None:
@@ -131,9 +148,13 @@ class DispatcherMetrics:
         for gauge in gauges:
             with contextlib.suppress(KeyError):  # it was never measured
                 gauge.remove(model, url)
-        for state in BACKEND_STATES:
+        more = [(self._state, (state,)) for state in BACKEND_STATES]
+        more += [(self._inflight_max, (c,)) for c in CLASSES]
+        for gauge, labels in more:
             with contextlib.suppress(KeyError):
-                self._state.remove(model, url, state)
+                gauge.remove(model, url, *labels)
+        for cls, reason in self._told.pop((model, url), set()):
+            self._backend_closed.remove(model, url, cls, reason)
 
     def source(self, source: str, good: bool) -> None:
         """Whether what a source of backends said last could be used."""
@@ -142,6 +163,15 @@ class DispatcherMetrics:
     def tpot(self, model: str, url: str, seconds: float | None) -> None:
         """A backend's time per output token; None: not known."""
         _tell(self._tpot, (model, url), seconds)
+
+    def inflight_max(self, model: str, url: str, cls: str, jobs: int | None) -> None:
+        """The limit on jobs in flight at a backend for a class; None: there is none."""
+        _tell(self._inflight_max, (model, url, cls), jobs)
+
+    def backend_closed(self, model: str, url: str, cls: str, reason: str) -> None:
+        """A class waits, and a backend has no place for it; `reason` is of a closed set."""
+        self._backend_closed.labels(model, url, cls, reason).inc()
+        self._told.setdefault((model, url), set()).add((cls, reason))
 
     def slots(self, model: str, slots: int, reserved: int) -> None:
         """Slots of the model's usable backends (0: unknown) and how many of them are kept."""

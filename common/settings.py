@@ -75,9 +75,9 @@ class ClassSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     jobs_max: Count | None = None
     """Most jobs of one user waiting in this class; absent: as the gateway has it."""
     tpot_ms: Annotated[float, msgspec.Meta(ge=1, le=60_000)] | None = None
-    """None of the class is sent to an engine while its time per output token is above this: the
-    mean gap between the chunks of its streams over the last 2 s, known from 20 chunks on. It does
-    not hold where nothing is in flight. Absent: no limit."""
+    """Target of time per output token: jobs in flight at each engine are limited so that the mean
+    gap between tokens, over 2 s, stays below it nine tenths of the time; while it is above, none of
+    the class is sent there, unless nothing is in flight. Absent: no target (docs/admission.md)."""
 
 
 LEAST = 0.001

@@ -17,6 +17,8 @@ from common.settings import BackendSettings
 VERSION = 1
 """Raised with every change that an older process could misread."""
 
+REASON_MAX = 160
+"""Letters that say why nothing is sent."""
 FRAME_BYTES_MAX = 256 * 1024
 """The most payload one `Data` frame carries."""
 
@@ -162,6 +164,8 @@ class ServedModel(msgspec.Struct, frozen=True, array_like=True):
     """Jobs ended a second, over the last minute or since the first of them; 0 when unknown."""
     backends: int = 1
     """How many it has."""
+    closed: dict[str, str] = {}
+    """Class -> why its leader sends none of it though some wait, in at most REASON_MAX letters."""
 
 
 class ServedBackend(msgspec.Struct, frozen=True, array_like=True):

@@ -6,41 +6,56 @@ by seconds in practice, so they add only what the leader cannot know: foreign lo
 F = max(0, W - greatest U of the last 6 s), where W is what the engine says is waiting. Taking the
 greatest U makes a late W blame nobody for jobs that were the leader's own.
 
-A job is admitted while U + F stays below max(limit of the class, ⌈µ·d⌉). So the engine's own queue,
-which nobody can reorder, stays short, and each first byte makes room without waiting for a poll.
-µ is completions a second here and d the delay until one is noticed and made up for: where jobs are
-so short that many end within d, fewer waiting than that would leave slots unused.
+A job is admitted while U + F stays below T = max(limit of the class, ⌊1.25·µ·d⌋ + 1). So the
+engine's own queue, which nobody can reorder, stays short, and each first byte makes room without
+waiting for a poll. µ is completions a second here and d the delay from sending a job to its first
+byte in an engine that takes it in at once: the round trip, what is left of the step under way, and
+the next. An engine takes what waits as a step begins, and what is sent for the first bytes of one
+step comes too late for the next: so 2·µ·step jobs must be on their way for none of its slots to be
+free for long. They wait about as long as that, however many they are; a quarter more lets the
+number rise where jobs were few or long before.
+
+Where slots are known to be free (configured or learned), so much is sent as the engine is seen to
+take: ⌊1.25·λ·min(d, 0.1 s)⌋ + 1, λ being first bytes a second. Not elsewhere: once the slots are
+full, what is then on its way waits for jobs to end, and long jobs end rarely.
+
+Where a class has a target of time per output token, none of it is admitted above the target, and I
+stays below a limit L that follows it (`dispatcher.aimd`); preemptions, which say that the engine's
+memory holds less than runs there, lower L in any case.
 """
 
 import math
-import statistics
-from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable
 
 import msgspec
 
+from dispatcher.aimd import Aimd
 from dispatcher.engines.facts import EngineFacts
-from dispatcher.peak import Peak
-from dispatcher.rate import Rate
+from dispatcher.flight import Flight
 from dispatcher.slots import EngineSlots
-from dispatcher.tpot import Tpot
+from dispatcher.tpot import Signal
 from dispatcher.why import Why
 
 BATCH = "batch"
 """The class that runs only where nothing else does."""
 
-PEAK_S = 6.0
-"""W may be so old; F is taken from the greatest U of this time."""
 FRESH_PERIODS = 3
 """Metrics older than this many poll periods are stale."""
-FIRST_BYTE_S = 1.0
-"""Median time to the first byte where none was measured."""
-FIRST_BYTES_MAX = 64
-NOTICE_S = 0.05
-"""d: round trip, one engine step and the pop. It is a bound, not measured: the time to a first byte
-holds the wait in the engine too, and a limit that grows with that wait would never stop growing."""
-COMPLETED_S = 10.0
-"""µ is the mean of this time."""
+NOTICE_S = 0.02
+"""Round trip and pop: from a first byte until what is sent in its place is in the engine."""
+STEPS = 2
+"""Steps of the engine from sending a job to its first byte: what is left of the one under way, and
+the one that computes its prompt."""
+DELAY_MAX_S = 1.0
+UNKNOWN_S = 0.05
+"""Time from sending to first byte where the length of a step is not known."""
+SPARE = 1.25
+"""More than the engine took in is sent, so that it can show that it takes more."""
+FILL_S = 0.1
+"""Free slots are filled with no more jobs than the engine takes in so much time: who comes
+meanwhile waits for them."""
+DELAYS = 2
+"""µ and λ are means of so many d: few, so that they follow within a second."""
 HEADROOM = 1 / 16
 """Batch leaves this share of the slots free, rounded up."""
 KV_TRIAL_S = 5.0
@@ -64,90 +79,29 @@ class Counts(msgspec.Struct, frozen=True):
     foreign: int
 
 
-class _Run(msgspec.Struct):
-    cls: str
-    streams: bool
-    mine: bool
-    sent_at: float
-    answered: bool = False
-    """Its first byte came."""
-    unstarted: bool = True
-    """It counts in U; without an answer this may end by inference."""
-
-
-class BackendLoad:
+class BackendLoad(Flight):
     """What is in flight at one backend, and how much more it may get.
 
-    Holds one entry for each job that was sent and has not ended: admission itself bounds them.
     Times are seconds on any clock that never falls.
     """
 
     def __init__(self, *, max_num_seqs: int | None = None, kv_max: float = 0.92) -> None:
+        super().__init__()
         self.facts: EngineFacts | None = None
         """The last that was read, however old."""
         self.slots = EngineSlots(max_num_seqs)
-        self.tpot = Tpot()
+        self.signal = Signal()
         self._kv_max = kv_max
-        self._runs: dict[str, _Run] = {}
-        self._quiet: dict[str, None] = {}
-        """Unstarted jobs that give no first byte before they are done, oldest first."""
-        self._inflight: Counter[str] = Counter()
-        self._unstarted: Counter[str] = Counter()
-        self._completed = Rate(COMPLETED_S)
-        self.peak = Peak(PEAK_S)
-        self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_MAX)
+        self._limits: dict[str, Aimd] = {}
+        """L of each class that was asked for."""
         self._foreign = 0
         self._polled_at = -math.inf
         self._fresh_until = -math.inf
         self._kv_full_since: float | None = None
-        self._empty_since = -math.inf
+        self._preemptions: int | None = None
+        self._preempted_at = -math.inf
         self.failures = 0
         """Polls in a row that told nothing."""
-
-    def sent(self, now: float, job: str, cls: str, *, streams: bool, mine: bool = True) -> None:
-        """A job went to this backend. `mine` False: another dispatcher says that it runs it there.
-
-        Telling of a known job changes nothing, but that a run of one's own replaces another's.
-        """
-        known = self._runs.get(job)
-        if known is not None:
-            if known.mine or not mine:
-                return
-            self.ended(now, job)
-        self._runs[job] = _Run(cls, streams, mine, now)
-        self._inflight[cls] += 1
-        self._unstarted[cls] += 1
-        if not streams:
-            self._quiet[job] = None
-        self._note(now)
-
-    def started(self, now: float, job: str) -> None:
-        """Its first byte came: of an event, or of a body. Repeats and unknown jobs are ignored."""
-        run = self._runs.get(job)
-        if run is None or run.answered:
-            return
-        run.answered = True
-        if run.mine:
-            self._first_bytes.append(now - run.sent_at)
-        self._start(now, job)
-
-    def ended(self, now: float, job: str) -> None:
-        """It is at this backend no longer, however it ended. Unknown jobs are ignored."""
-        run = self._runs.get(job)
-        if run is None:
-            return
-        if not run.unstarted:
-            self._completed.count(now)
-        self._start(now, job)
-        del self._runs[job]
-        self._inflight[run.cls] -= 1
-        if not self._runs:
-            self._empty_since = now
-
-    def keep_others(self, now: float, jobs: Collection[str]) -> None:
-        """Of the jobs that other dispatchers run, forget those not in `jobs`."""
-        for job in [j for j, run in self._runs.items() if not run.mine and j not in jobs]:
-            self.ended(now, job)
 
     def polled(
         self, now: float, facts: EngineFacts, *, period: float, asked_at: float | None = None
@@ -161,8 +115,14 @@ class BackendLoad:
         self._polled_at = now
         self._fresh_until = now + FRESH_PERIODS * period
         self._foreign = max(0, (facts.waiting or 0) - self.peak.all(now))
-        self._infer(now, facts, now if asked_at is None else asked_at)
-        self.slots.polled(now, facts, len(self._runs) - self._unstarted.total())
+        self.infer(now, facts.waiting, facts.running, now if asked_at is None else asked_at)
+        self.slots.polled(now, facts, self.jobs - self.unstarted)
+        if facts.tpot is not None:
+            self.signal.histogram.read(now, facts.tpot.seconds, facts.tpot.count)
+        if facts.preemptions is not None:
+            if facts.preemptions > (self._preemptions or 0) and self._preemptions is not None:
+                self._preempted_at = now
+            self._preemptions = facts.preemptions
         if facts.kv is None or facts.kv < self._kv_max:
             self._kv_full_since = None
         elif self._kv_full_since is None:
@@ -183,17 +143,23 @@ class BackendLoad:
 
     def counts(self, now: float) -> Counts:
         """I, U and F."""
-        self._start_by_time(now)
-        foreign = self._foreign if self._load_known(now) else 0
-        return Counts(len(self._runs), self._unstarted.total(), foreign)
-
-    def inflight(self, cls: str) -> int:
-        """Jobs of a class in flight."""
-        return self._inflight[cls]
+        if not self._load_known(now):
+            self.infer_by_time(now, self.slots.configured)
+            return Counts(self.jobs, self.unstarted, 0)
+        return Counts(self.jobs, self.unstarted, self._foreign)
 
     def others(self) -> int:
         """Unstarted jobs of other classes than batch."""
-        return self._unstarted.total() - self._unstarted[BATCH]
+        return self.unstarted - self.unstarted_of(BATCH)
+
+    def tpot(self, now: float) -> float | None:
+        """Time per output token, in seconds; None where nothing is known of late."""
+        return self.signal.seconds(now, fresh=self.fresh(now))
+
+    def inflight_max(self, cls: str) -> int | None:
+        """L of a class, as it was when `room` was last asked for it; None: no limit."""
+        limit = self._limits.get(cls)
+        return None if limit is None else limit.limit
 
     def room(
         self, now: float, cls: str, limit: int, *, floor: bool = False, slots: int | None = None,
@@ -204,21 +170,29 @@ class BackendLoad:
         `limit`: jobs of this class are admitted while fewer wait in the engine.
         `floor`: a job that runs for its class's floor share need not give way, though it is batch.
         `slots`: of this backend, where they are known otherwise than here. `headroom`: the share
-        of them that batch leaves free. `tpot_s`: none are sent while time per output token is known
-        to be above it, unless nothing is in flight.
+        of them that batch leaves free. `tpot_s`: the class's target of time per output token, the
+        same each time; it does not hold where nothing is in flight.
         """
         c = self.counts(now)
+        most_inflight = self._follow(now, cls, c.inflight, tpot_s)
         known = self._load_known(now)
-        limit = max(limit, self._keeps_up(now)) if known else min(limit, 1)
+        limit = max(limit if known else min(limit, 1), self.keeps_up(now))
         if cls == BATCH and not floor and (reason := self._batch_gives_way(c)):
             return Room(0, reason, Why.GIVES_WAY)
         if tpot_s is not None and (reason := self._slow(now, tpot_s)):
             return Room(0, reason, Why.TPOT)
         n = limit - (c.unstarted + c.foreign)
+        if known and not c.foreign:
+            n = max(n, self._fills(now, slots or self.slots.value))
         if n <= 0:
             why = "" if known else self._doubt(now) + ": "
             text = f"{why}{c.unstarted + c.foreign} waiting ≥ limit {limit}"
             return Room(0, text, Why.LIMIT if known else Why.STALE)
+        if most_inflight is not None and c.inflight:
+            n = min(n, most_inflight - c.inflight)
+            if n <= 0:
+                what = "after preemptions" if tpot_s is None else f"for TPOT {tpot_s * 1e3:g} ms"
+                return Room(0, f"{c.inflight} in flight ≥ {most_inflight} {what}", Why.INFLIGHT)
         most = self._slots_for_batch(slots, headroom)
         if cls != BATCH or floor:
             configured = self.slots.configured
@@ -234,9 +208,34 @@ class BackendLoad:
                 return Room(0, f"KV {kv:.2f} ≥ {self._kv_max:g}", Why.KV)
         return Room(n)
 
-    def _keeps_up(self, now: float) -> int:
-        """⌈µ·d⌉: jobs that end before the first of them is made up for."""
-        return math.ceil(self._completed.per_second(now) * NOTICE_S)
+    def keeps_up(self, now: float) -> int:
+        """Jobs that must be on their way for as many to start as end: see above."""
+        return self._in_time(now, self.done, self._delay(now))
+
+    def _delay(self, now: float) -> float:
+        """d: from sending a job to its first byte, in an engine that takes it in at once."""
+        step = self.signal.gaps.gap(now)
+        return UNKNOWN_S if step is None else min(NOTICE_S + STEPS * step, DELAY_MAX_S)
+
+    def _fills(self, now: float, slots: int | None) -> int:
+        """Jobs that may be on their way into slots that are known to be free."""
+        if slots is None or self.jobs >= slots:
+            return 0
+        taken = self._in_time(now, self.begun, min(FILL_S, self._delay(now)))
+        return min(taken - self.unstarted, slots - self.jobs)
+
+    @staticmethod
+    def _in_time(now: float, count: Callable[[float, float], int], time: float) -> int:
+        """A quarter more than the jobs that are counted in so much time, and one."""
+        return math.floor(SPARE * count(now, DELAYS * time) / DELAYS) + 1
+
+    def _follow(self, now: float, cls: str, inflight: int, tpot_s: float | None) -> int | None:
+        """L of a class, by what is known now."""
+        limit = self._limits.get(cls)
+        if limit is None:
+            limit = self._limits[cls] = Aimd(tpot_s)
+        limit.follow(now, inflight, self.tpot(now), self._preempted_at)
+        return limit.limit
 
     def _slots_for_batch(self, slots: int | None, headroom: float) -> int | None:
         """Most jobs in flight for another of batch to be sent."""
@@ -249,16 +248,16 @@ class BackendLoad:
         return f"{c.foreign} of others waiting" if c.foreign else ""
 
     def _slow(self, now: float, most: float) -> str:
-        tpot = self.tpot.mean(now) if self._runs else None
+        tpot = self.tpot(now) if self.jobs else None
         if tpot is None or tpot <= most:
             return ""
         return f"TPOT {tpot * 1e3:.0f} ms > {most * 1e3:g} ms"
 
     def _trials(self, now: float) -> int:
         """Jobs that a backend with full KV memory may get all the same."""
-        if self._runs or self._kv_full_since is None:
+        if self.jobs or self._kv_full_since is None:
             return 0
-        return int(now - max(self._empty_since, self._kv_full_since) >= KV_TRIAL_S)
+        return int(now - max(self.empty_since, self._kv_full_since) >= KV_TRIAL_S)
 
     def _load_known(self, now: float) -> bool:
         return self.fresh(now) and self.facts is not None and self.facts.waiting is not None
@@ -267,34 +266,3 @@ class BackendLoad:
         if self.facts is None or self.fresh(now):
             return "metrics unknown"
         return f"metrics {now - self._polled_at:.1f} s old"
-
-    def _infer(self, now: float, facts: EngineFacts, asked_at: float) -> None:
-        """Engines serve in order of arrival: of the jobs that give no first byte only the newest
-        can still wait, at most as many as wait in all, or as do not run."""
-        behind = [0 if facts.waiting is None else facts.waiting]
-        if facts.running is not None:
-            behind.append(len(self._runs) - facts.running)
-        if facts.waiting is None and facts.running is None:
-            return
-        unseen = sum(self._runs[job].sent_at > asked_at for job in self._quiet)
-        for job in list(self._quiet)[: max(0, len(self._quiet) - max(*behind, unseen))]:
-            self._start(now, job)
-
-    def _start_by_time(self, now: float) -> None:
-        """Without metrics: a job that gives no first byte has started after the usual time."""
-        if not self._quiet or self._load_known(now):
-            return
-        usual = statistics.median(self._first_bytes) if self._first_bytes else FIRST_BYTE_S
-        for job in [j for j in self._quiet if now - self._runs[j].sent_at >= usual]:
-            self._start(now, job)
-
-    def _start(self, now: float, job: str) -> None:
-        run = self._runs[job]
-        if run.unstarted:
-            run.unstarted = False
-            self._unstarted[run.cls] -= 1
-            self._quiet.pop(job, None)
-            self._note(now)
-
-    def _note(self, now: float) -> None:
-        self.peak.set(now, self._unstarted.total())

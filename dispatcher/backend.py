@@ -78,7 +78,7 @@ class Backend:
         if other:
             self.reading = Reading(settings.engine)
         self.settings = settings
-        self.load.slots.configured = settings.max_num_seqs
+        self.load.slots.setting = settings.max_num_seqs
         return other
 
     def sent(self, now: float, job: str, cls: str, *, streams: bool) -> None:

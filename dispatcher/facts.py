@@ -1,18 +1,19 @@
 """What one model's leader knows as it decides whose turn it is: its backends, their slots and load,
 against the model's settings. Nothing is asked or waited for here; time is an argument."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from common.jobs import Lease
 from common.keys import CLASSES
 from common.metrics import DispatcherMetrics
 from common.settings import ModelSettings
-from dispatcher.admission import BATCH
+from dispatcher.admission import BATCH, Room
 from dispatcher.backend import Backend
 from dispatcher.routing import Place
 from dispatcher.slots import Ceiling, ModelSlots
 from dispatcher.turns import Round, Rules, View
-from dispatcher.why import Why
+from dispatcher.why import SAID, Why
 from dispatcher.yields import Pressed, Yields
 
 
@@ -27,7 +28,7 @@ def wanted(
 
 
 class Facts:
-    """Of one model. `backends` may grow while it is used."""
+    """Of one model. `backends` may change while it is used."""
 
     def __init__(
         self, settings: ModelSettings, backends: Sequence[Backend], *, kv_max: float = 0.92
@@ -40,6 +41,9 @@ class Facts:
         self._total = settings.slots
         self._headroom = settings.batch_headroom
         self._slots = ModelSlots(settings.slots, settings.reserved_slots)
+        self._waiting: Mapping[str, int] = {}
+        """Jobs that waited at the end of the last round, and why."""
+        self._why = Why.OPEN
         each = {c: settings.of_class(c) for c in CLASSES}
         self.rules: Mapping[str, Rules] = {
             c: Rules(s.inflight_max, s.user_inflight_max or 0) for c, s in each.items()
@@ -50,29 +54,19 @@ class Facts:
     ) -> View:
         """For one decision, made at once. The arguments are as in `View`."""
         ceiling, usable = self._ceiling(now), self._usable(now)
-        share = self._share(ceiling, usable)
 
         def room(cls: str, floor: bool) -> Mapping[str, Place]:
-            limit = self._limits[cls]
-            if floor:  # batch's own limit is for what runs beside nobody
-                limit = max(limit, self._limits["standard"])
-            places = {}
-            for b in self._backends:
-                free = b.room(
-                    now, cls, limit, floor=floor, slots=share, headroom=self._headroom,
-                    tpot_s=self._tpot_s[cls],
-                )  # fmt: skip
-                places[b.url] = Place(free.n, b.load.counts(now).inflight, free.why)
-            return places
+            rooms = self._rooms(now, cls, floor=floor)
+            return {
+                b.url: Place(free.n, b.load.counts(now).inflight, free.why) for b, free in rooms
+            }
 
-        inflight = self._inflight()
         taken = sum(b.load.counts(now).inflight - self._yields.free(b.url) for b in usable)
-        return View(waiting, inflight, room, most, ceiling.busy_max, taken, due, look)
+        return View(waiting, self._inflight(), room, most, ceiling.busy_max, taken, due, look)
 
     def spare(self, now: float, cls: str) -> Mapping[str, int]:
         """How many more jobs of a class each backend has room for."""
-        view = self.view(now, {}, (), look=False, most=1)
-        return {url: place.room for url, place in view.room(cls, False).items()}
+        return {b.url: room.n for b, room in self._rooms(now, cls)}
 
     def sent(self, lease: Lease, *, floor: bool) -> None:
         """A job goes to its backend; `floor`: for its class's floor share."""
@@ -93,7 +87,9 @@ class Facts:
         self, now: float, why: Why, waiting: Mapping[str, int], model: str,
         metrics: DispatcherMetrics,
     ) -> None:  # fmt: skip
-        """Nothing more may run, and this is why; OPEN: nothing more waits."""
+        """A round is over: so many jobs still wait, and why those do that might have had a turn
+        (OPEN: none does)."""
+        self._waiting, self._why = waiting, why
         for cls, jobs in waiting.items():
             metrics.waiting(model, cls, jobs)
         if why is not Why.OPEN:
@@ -101,11 +97,28 @@ class Facts:
         if why in (Why.RESERVED, Why.SLOTS):
             self._slots.bound(now)
 
+    def reasons(self, now: float) -> dict[str, str]:
+        """Why nothing is sent of each class that waits, in words; empty ones where there is room
+        and it is others' turn."""
+        return {c: self._reason(now, c) for c in CLASSES if self._waiting.get(c)}
+
+    def _reason(self, now: float, cls: str) -> str:
+        rooms = [room for _, room in self._rooms(now, cls)]
+        if not rooms or any(room.n > 0 for room in rooms):
+            return SAID.get(self._why if rooms else Why.NO_BACKEND, "")
+        why, n = Counter(room.why for room in rooms).most_common(1)[0]
+        text = next(room.reason for room in rooms if room.why is why)
+        return text if len(rooms) == 1 else f"{text} ({n} of {len(rooms)} engines)"
+
     def measure(
         self, now: float, model: str, metrics: DispatcherMetrics, waiting: Mapping[str, int]
     ) -> None:
         """Export what is known."""
         metrics.wanted(model, wanted(waiting, self._inflight(), self.rules))
+        for cls in (c for c in CLASSES if self._waiting.get(c)):
+            for b, room in self._rooms(now, cls):
+                if room.n <= 0:
+                    metrics.backend_closed(model, b.url, cls, room.why)
         for b in self._backends:
             counts, facts, fresh = b.load.counts(now), b.load.facts, b.load.fresh(now)
             told = fresh and facts is not None and facts.waiting is not None
@@ -113,15 +126,28 @@ class Facts:
                 model, b.url, counts.inflight, counts.unstarted, counts.foreign if told else None,
                 fresh,
             )  # fmt: skip
-            metrics.tpot(model, b.url, b.load.tpot.mean(now))
+            metrics.tpot(model, b.url, b.load.tpot(now))
+            for cls in CLASSES:
+                metrics.inflight_max(model, b.url, cls, b.load.inflight_max(cls))
         ceiling = self._ceiling(now)
         metrics.slots(model, ceiling.slots or 0, ceiling.reserved)
+
+    def _rooms(self, now: float, cls: str, *, floor: bool = False) -> list[tuple[Backend, Room]]:
+        """What each backend has room for."""
+        limit, share = self._limits[cls], self._share(now)
+        if floor:  # batch's own limit is for what runs beside nobody
+            limit = max(limit, self._limits["standard"])
+        return [
+            (b, b.room(now, cls, limit, floor=floor, slots=share, headroom=self._headroom,
+                       tpot_s=self._tpot_s[cls]))
+            for b in self._backends
+        ]  # fmt: skip
 
     def _inflight(self) -> dict[str, int]:
         return {c: sum(b.load.inflight(c) for b in self._backends) for c in CLASSES}
 
     def _pressed(self, now: float) -> list[Pressed]:
-        share = self._share(self._ceiling(now), self._usable(now))
+        share = self._share(now)
         found = []
         for b in self._backends:
             counts, load = b.load.counts(now), b.load
@@ -132,11 +158,12 @@ class Facts:
             )
         return found
 
-    def _share(self, ceiling: Ceiling, usable: Sequence[Backend]) -> int | None:
+    def _share(self, now: float) -> int | None:
         """Slots of each backend where the model's are configured."""
+        ceiling = self._ceiling(now)
         if self._total is None or ceiling.slots is None:
             return None
-        return ceiling.slots // len(usable)
+        return ceiling.slots // len(self._usable(now))
 
     def _usable(self, now: float) -> list[Backend]:
         return [b for b in self._backends if b.usable(now)]

@@ -102,6 +102,11 @@ class ModelLoop:
         """Whether jobs wait here: then engines are polled often."""
         return self.election.leads and any(self._waiting.values())
 
+    def reasons(self) -> dict[str, str]:
+        """Why nothing is sent of each class that waits, in words; empty where another leads."""
+        now = asyncio.get_running_loop().time()
+        return self._facts.reasons(now) if self.election.leads else {}
+
     def ring(self, event: str, job: str, detail: str) -> None:
         """One message of the model's bell: what others did to jobs."""
         now = asyncio.get_running_loop().time()

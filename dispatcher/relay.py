@@ -253,6 +253,7 @@ class Relay:
             if step.error is not None:
                 return self._stream_error(run, step.error, seen=seen)
             if step.done:
+                run.chunks.over(0 if run.usage is None else run.usage.output)
                 return Ending(Outcome.FINISHED)
 
     async def _forward(self, run: Run, answer: Answer, step: Step) -> bool:

@@ -61,7 +61,7 @@ class Run:
         """Whether `start` succeeded: from then on the answer cannot be had from another engine."""
         self.output = 0
         """Events handed on: output tokens, until the engine tells."""
-        self.chunks = Chunks(backend.load.tpot)
+        self.chunks = Chunks(backend.load.signal.gaps)
         self.usage: Usage | None = None
         self.charged = lease.charged
         self.read_until = float("inf")

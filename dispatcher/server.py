@@ -18,6 +18,7 @@ from common.outcomes import Outcome
 from common.publish import Publisher
 from common.settings import ModelSettings, Settings
 from common.wire import (
+    REASON_MAX,
     VERSION,
     Ack,
     Announcement,
@@ -254,6 +255,7 @@ class Dispatcher:
         settings = self._model(loop.model)
         ready = any(b.reachable is not False and not b.drained for b in loop.backends)
         drain = loop.drain.per_second(self._now())
+        closed = {cls: text[:REASON_MAX] for cls, text in loop.reasons().items() if text}
         return ServedModel(
-            loop.model, settings.aliases, ready, self._created, drain, len(loop.backends)
+            loop.model, settings.aliases, ready, self._created, drain, len(loop.backends), closed
         )

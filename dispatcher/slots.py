@@ -6,10 +6,10 @@ completions a second. So some are reserved for users with nothing in flight; job
 sent only while fewer than slots - reserved are in flight. Keeping 1 of 32 free took a light user's
 95th percentile beside a flood from 2.9 s to 0.2 s in simulation and cost 2.3 % of the throughput.
 
-Slots are configured, or else learned for each backend: the most that ever ran there, once enough
-readings said that others waited meanwhile. A number seen is a proof that there are as many. That
-there are no more is only a guess: an engine also lets requests wait for memory or for its prompts
-to be computed. Hence:
+Slots are configured, or told by the engine's metrics, or else learned for each backend: the most
+that ever ran there, once enough readings said that others waited meanwhile. A number seen is a
+proof that there are as many. That there are no more is only a guess: an engine also lets requests
+wait for memory or for its prompts to be computed. Hence:
 
 - The most of all readings counts, and it never decays: a number too large only leaves the reserve
   without effect, while one too small leaves slots unused. It is forgotten when the engine may have
@@ -66,7 +66,10 @@ class EngineSlots:
     """The slots of one backend: `configured`, or learned from its metrics."""
 
     def __init__(self, configured: int | None = None) -> None:
-        self.configured = configured
+        self.setting = configured
+        """As the operator says."""
+        self._told: int | None = None
+        """By the engine's metrics."""
         self.confirmed_at = -math.inf
         """When a reading last had somebody waiting with about as many running as ever."""
         self.probed = False
@@ -80,6 +83,11 @@ class EngineSlots:
         self._preemptions = 0
 
     @property
+    def configured(self) -> int | None:
+        """How many there are for certain: as set here, or else as the engine tells."""
+        return self.setting or self._told
+
+    @property
     def value(self) -> int | None:
         """How many there are; None where that is not known (yet)."""
         return self.configured or (self._most if self._settled else None)
@@ -90,6 +98,7 @@ class EngineSlots:
             if facts.preemptions < self._preemptions:
                 self.forget()
             self._preemptions = facts.preemptions
+        self._told = facts.slots or self._told
         running = started if facts.running is None else facts.running
         if running > self._most:
             self._most = running
@@ -118,7 +127,7 @@ class EngineSlots:
     def forget(self) -> None:
         """Another engine may answer there now."""
         self._most = self._readings = self._lasting = self._preemptions = 0
-        self._settled = False
+        self._settled, self._told = False, None
 
 
 class Ceiling(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """Why no job is sent: a closed set, for metrics and for those who ask."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -16,6 +17,8 @@ class Why(StrEnum):
     """The engine's KV memory is full."""
     TPOT = "tpot"
     """The engine's time per output token is above the class's limit."""
+    INFLIGHT = "inflight"
+    """As many are in flight as hold the class's time per output token, or fit in KV memory."""
     STALE = "stale"
     """The engine's metrics are old, so only one at a time is sent."""
     REFUSED = "refused"
@@ -38,3 +41,13 @@ class Why(StrEnum):
     """This dispatcher runs as many jobs as it may."""
     NO_BACKEND = "no_backend"
     """The model has no backend."""
+
+
+SAID: Mapping[Why, str] = {
+    Why.RESERVED: "the slots that are left are for users with nothing in flight",
+    Why.USER_LIMIT: "all who wait have as much in flight as one user may",
+    Why.CLASS_LIMIT: "the class has as much in flight as it may",
+    Why.PROCESS: "the dispatcher runs as many jobs as it may",
+    Why.NO_BACKEND: "the model has no engine",
+}
+"""Those that are not of one backend, for people; of one backend each `Room` has its own words."""

@@ -160,6 +160,8 @@ def check(**options: Any) -> None:
               help="Slots.")  # fmt: skip
 @click.option("--step-ms", default=20.0, show_default=True, type=click.FloatRange(0.01, 10_000),
               help="Time of one step.")  # fmt: skip
+@click.option("--per-seq-us", default=50.0, show_default=True, type=click.FloatRange(0),
+              help="How much longer a step is for each sequence in it.")  # fmt: skip
 @click.option("--prefill-tokens-per-s", default=20_000.0, show_default=True,
               type=click.FloatRange(1))  # fmt: skip
 @click.option("--mean-output-tokens", default=128, show_default=True, type=click.IntRange(1))

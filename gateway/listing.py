@@ -52,6 +52,8 @@ class Listed(msgspec.Struct, frozen=True):
     """Seconds since the epoch."""
     waiting_s: float
     """How long it has waited, or did until it was sent to an engine."""
+    reason: str | None = None
+    """Why none of its class is sent to an engine just now; null where some is, and once it runs."""
     object: str = "queue.job"
 
 
@@ -130,6 +132,7 @@ class Listing:
                     eta_s=None if eta_s is None else round(eta_s, 1),
                     created=job.arrival // 1_000_000,
                     waiting_s=_seconds(now_ms - job.arrival // 1_000),
+                    reason=self._models.closed(model, cls),
                 )
 
 

@@ -55,10 +55,10 @@ def announced(fields: Mapping[bytes, bytes], now_ms: int) -> Iterator[ServedMode
 def _union(a: ServedModel, b: ServedModel) -> ServedModel:
     created = min((c for c in (a.created, b.created) if c), default=0)
     aliases = sorted({*a.aliases, *b.aliases})
-    return ServedModel(
-        a.name, aliases, a.ready or b.ready, created, max(a.drain, b.drain),
-        max(a.backends, b.backends),
-    )  # fmt: skip
+    closed = {**a.closed, **b.closed}  # only the leader tells any
+    ready, drain = a.ready or b.ready, max(a.drain, b.drain)
+    backends = max(a.backends, b.backends)
+    return ServedModel(a.name, aliases, ready, created, drain, backends, closed)
 
 
 class Models:
@@ -108,6 +108,12 @@ class Models:
         """Jobs a second that a model's dispatchers have seen end; None where no backend answers."""
         model = self._models.get(name)
         return model.drain if model is not None and model.ready else None
+
+    def closed(self, name: str, cls: str) -> str | None:
+        """Why the model's leader sends none of a class that waits; None where it does, or nobody
+        says."""
+        model = self._models.get(name)
+        return None if model is None else model.closed.get(cls)
 
     def retry_after(self, name: str, waiting: int) -> int:
         """Seconds for Retry-After where `waiting` jobs of the model are ahead."""

@@ -1,7 +1,8 @@
-"""`python -m sim`: compare policies of fairness in virtual time."""
+"""`python -m sim`: compare policies of fairness, and admission with none, in virtual time."""
 
 import click
 
+from sim.admission.report import EXPERIMENTS
 from sim.fairness import report
 from sim.fairness.contest import compare
 from sim.fairness.policies import POLICIES
@@ -9,7 +10,8 @@ from sim.fairness.scenarios import SCENARIOS
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--scenario", "names", multiple=True, type=click.Choice([*SCENARIOS, "all"]),
+@click.option("--scenario", "names", multiple=True,
+              type=click.Choice([*SCENARIOS, *EXPERIMENTS, "all"]),
               help="What to simulate; may be repeated. Without it: what there is.")  # fmt: skip
 @click.option("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)),
               help="Only these, and none; may be repeated.")  # fmt: skip
@@ -27,17 +29,24 @@ def main(
     if not names:
         for known in SCENARIOS.values():
             click.echo(f"{known.name:15} {known.about}")
+        for experiment in EXPERIMENTS.values():
+            click.echo(f"{experiment.name:15} {experiment.about}")
         click.echo()
         for policy in POLICIES.values():
             click.echo(f"{policy.name:15} {policy.about}")
         return
-    chosen = list(SCENARIOS.values()) if "all" in names else [SCENARIOS[n] for n in names]
+    for name in (n for n in names if n in EXPERIMENTS):
+        click.echo(f"{name}: {EXPERIMENTS[name].about} (seed {seed})")
+        for line in EXPERIMENTS[name].lines(seed):
+            click.echo(line)
+    named = [SCENARIOS[n] for n in names if n in SCENARIOS]
+    chosen = list(SCENARIOS.values()) if "all" in names else named
     used = range(seed, seed + seeds)
     for scenario in chosen:
         rows = compare(scenario, used, policies)
         show = report.as_json if as_json else report.table
         click.echo(show(scenario, used, rows) + ("" if as_json else "\n"))
-    if not as_json:
+    if chosen and not as_json:
         click.echo(report.legend(chosen))
 
 

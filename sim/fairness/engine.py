@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from dispatcher.engines.facts import EngineFacts
+from dispatcher.engines.facts import EngineFacts, TokenTimes
 from sim.fairness.prefixes import BlockCache
 from sim.settings import EngineSettings
 
@@ -78,6 +78,9 @@ class FastEngine:
         self._ticks = 0
         """Steps done: each gave every sequence that decoded one token."""
         self._kv = 0
+        self._gaps = 0.0
+        """Seconds between tokens, of all sequences together, and how many there were."""
+        self._tokens = 0
         self._began: float | None = None
         """When the stretch under way began; None: the engine is idle."""
         self._step = 0.0
@@ -96,7 +99,15 @@ class FastEngine:
         """What its metrics page says now."""
         used = self._kv + self._decoding * self._passed(now)
         share = used / self.settings.kv_tokens
-        return EngineFacts(len(self._waiting), len(self._running), share, self.preemptions)
+        return EngineFacts(
+            len(self._waiting), len(self._running), share, self.preemptions,
+            tpot=self.token_times(now),
+        )  # fmt: skip
+
+    def token_times(self, now: float) -> TokenTimes:
+        """The times between the tokens of one sequence, of all so far."""
+        tokens = self._decoding * self._passed(now)
+        return TokenTimes(self._gaps + tokens * self._step, self._tokens + tokens)
 
     def generated(self, now: float, request: int) -> int:
         """Tokens it gave so far; 0 for one that is not here (any more)."""
@@ -170,6 +181,8 @@ class FastEngine:
 
     def _end(self, at: float) -> None:
         self._kv += self._decoding * (self._steps - 1)
+        self._gaps += self._decoding * self._steps * self._step
+        self._tokens += self._decoding * self._steps
         self._ticks += self._steps
         while self._ends and self._ends[0][0] <= self._ticks:
             tick, _, s = heapq.heappop(self._ends)

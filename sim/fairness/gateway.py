@@ -29,6 +29,8 @@ from sim.fairness.world import World
 
 BUSY_S, IDLE_S = 0.1, 1.0
 """Time between polls of an engine, while jobs wait and while none does."""
+LISTEN_S = 0.25
+"""The gaps between tokens are told this often."""
 CHARGE_S = 1.0
 """Running jobs are charged what they cost so far this often."""
 POP_MAX = 64
@@ -54,6 +56,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Slots that batch leaves free in each engine, where that is more than Fairlane's rule."""
     batch_max: int | None = None
     """Most batch jobs in flight; None: no limit."""
+    inflight_max: int | None = None
+    """Most jobs of each class in flight; None: no limit."""
     priority: bool = False
     """Whether engines are told priorities."""
     yields: bool = True
@@ -66,6 +70,12 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the gateway to an engine, one way."""
     delay: float = 0.0
     """Seconds by which an engine's metrics are old."""
+    metrics: bool = True
+    """False: engines have none."""
+    streams: bool = True
+    """False: answers come whole."""
+    tpot_s: float | None = None
+    """Target of time per output token, for every class; None: no limit."""
 
 
 class Gateway:
@@ -83,7 +93,10 @@ class Gateway:
         self._loads = [BackendLoad() for _ in range(n)]
         self._engines = range(n)
         self._limits = {
-            c: Limits(rules.batch_max if c == BATCH else None, rules.user_max) for c in CLASSES
+            c: Limits(
+                (rules.batch_max if c == BATCH else None) or rules.inflight_max, rules.user_max
+            )
+            for c in CLASSES
         }
         self._ceiling = ModelSlots(rules.slots, rules.reserved)
         self._router = Router()
@@ -94,7 +107,9 @@ class Gateway:
         self._pages: list[deque[tuple[float, EngineFacts]]] = [deque() for _ in range(n)]
         self._polled = -math.inf
         self._pricing: Pricing = pricing(ModelSettings(fairness=rules.fairness))
+        self._heard = [engine.token_times(0.0) for engine in world.engines]
         world.at(0.0, self._poll)
+        world.at(0.0, self._listen)
         world.at(CHARGE_S, self._charge)
 
     def arrive(self, now: float, job: Job) -> None:
@@ -110,16 +125,24 @@ class Gateway:
         self._order.enqueue(Entry(id=job.id, user=a.user, cls=cls, terms=terms, weight=weight))
         self._round(now)
 
+    def limit(self, now: float) -> int:
+        """How many may be on their way to the first engine."""
+        return max(self._rules.limit, self._loads[0].keeps_up(now))
+
     def first(self, now: float, job: Job) -> None:
         """One job less that may wait in the engine."""
-        if job.arrival.streams:
+        if self._streams(job):
             self._loads[job.engine].started(now, job.id)
             self._yields.gone(job.id)
             self._round(now)
 
+    def _streams(self, job: Job) -> bool:
+        return self._rules.streams and job.arrival.streams
+
     def end(self, now: float, job: Job) -> None:
         """A place is free, and the cost is known."""
         a = job.arrival
+        self._loads[job.engine].started(now, job.id)
         self._loads[job.engine].ended(now, job.id)
         self._yields.gone(job.id)
         del self._running[job.id], self._jobs[job.id]
@@ -137,10 +160,22 @@ class Gateway:
                 self._order.charge(job_id, cost)
         self._world.at(now + CHARGE_S, self._charge)
 
+    def _listen(self, now: float) -> None:
+        """The gaps between tokens since the last time."""
+        for n, engine in enumerate(self._world.engines):
+            told, before = engine.token_times(now), self._heard[n]
+            self._heard[n] = told
+            gaps, tokens = told.seconds - before.seconds, told.count - before.count
+            self._loads[n].signal.gaps.add(now, gaps, tokens)
+        self._world.at(now + LISTEN_S, self._listen)
+
     def _poll(self, now: float) -> None:
         """Read each engine's page, which is `delay` seconds old, and look again."""
         waits = any(self._order.waiting.values())
-        if waits or now - self._polled >= IDLE_S - 1e-9:
+        due = waits or now - self._polled >= IDLE_S - 1e-9
+        if due and not self._rules.metrics:
+            self._round(now)
+        elif due:
             self._polled = now
             for n, engine in enumerate(self._world.engines):
                 pages = self._pages[n]
@@ -219,13 +254,15 @@ class Gateway:
         known, headroom = slots or load.slots.value, HEADROOM
         if rules.headroom is not None and known:
             headroom = rules.headroom / known
-        room = load.room(now, cls, limit, floor=floor, slots=slots, headroom=headroom)
+        room = load.room(
+            now, cls, limit, floor=floor, slots=slots, headroom=headroom, tpot_s=rules.tpot_s
+        )
         return Place(room.n, load.counts(now).inflight, room.why)
 
     def _send(self, now: float, entry: Entry, engine: int, *, floor: bool) -> None:
         job = self._jobs[entry.id]
         self._running[entry.id] = entry.cls
-        self._loads[engine].sent(now, entry.id, entry.cls, streams=job.arrival.streams)
+        self._loads[engine].sent(now, entry.id, entry.cls, streams=self._streams(job))
         if entry.cls == BATCH and self._rules.yields and not floor:
             self._yields.sent(str(engine), entry.id, job.yields)
         self._router.sent(str(engine))

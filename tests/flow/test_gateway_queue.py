@@ -129,6 +129,34 @@ async def test_own_jobs_from_their_first_to_their_last_moment(
         assert [j["id"] for j in (await listed(s, ALICE))["data"]] == ["mine too"]
 
 
+@pytest.mark.looptime
+async def test_a_job_that_waits_is_told_why_none_of_its_class_is_sent() -> None:
+    async with site(KEYED) as s:
+        await elsewhere(s, "first", "alice")
+        await elsewhere(s, "second", "alice")
+        await elsewhere(s, "work", "alice", cls="batch")
+        await s.dispatcher.announce(closed={"batch": "2 of other classes not started"})
+        await s.dispatcher.pop()
+        await pass_time(2.0)
+        told = [(j["state"], j["reason"]) for j in (await listed(s, ALICE))["data"]]
+        assert told == [
+            ("waiting", None), ("waiting", "2 of other classes not started"), ("running", None)
+        ]  # fmt: skip
+
+
+@pytest.mark.looptime
+async def test_the_leader_says_why_its_engines_take_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        gateway = await gateway_of(w)
+        for _ in range(20):
+            await w.ask("u", output=200)
+        await wait_until(lambda: gateway.models.closed("m1", "standard"), timeout=10, what="why")
+        assert gateway.models.closed("m1", "standard") == "3 waiting ≥ limit 3"
+        assert gateway.models.closed("m1", "batch") is None, "none of it waits"
+
+
 async def ids(s: Site, *headers: tuple[str, str], client: str = "127.0.0.1") -> list[str]:
     return [j["id"] for j in (await listed(s, *headers, client=client))["data"]]
 

@@ -76,8 +76,8 @@ async def test_batch_stops_where_streams_would_be_slower_than_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mean, flying, told = await beside_batch(monkeypatch, {"tpot_ms": LIMIT_MS})
-    assert 0.8 * LIMIT_MS <= mean <= 1.2 * LIMIT_MS
-    assert 0.6 * FITS <= statistics.mean(flying) <= 1.4 * FITS
+    assert 0.7 * LIMIT_MS <= mean <= LIMIT_MS, "below it nine tenths of the time"
+    assert 0.5 * FITS <= statistics.mean(flying) <= FITS
     assert max(flying) <= 3 * FITS
     assert told["closed"] > 0
     assert 0.5 * LIMIT_MS <= told["tpot"] * 1e3 <= 2 * LIMIT_MS
@@ -106,7 +106,7 @@ async def test_only_streams_of_one_choice_are_measured(
 
     monkeypatch.setattr("tests.flow.world.JobMeta", meta)
     async with world(monkeypatch, one_engine()) as w:
-        tpot = Pops(w, monkeypatch).loop.backends[0].load.tpot
+        tpot = Pops(w, monkeypatch).loop.backends[0].load.signal.gaps
         asked = await w.ask("u", output=2 * CHUNKS_MIN)
         await w.answers(asked)
         assert asked.data.count(b"data:") >= 2 * CHUNKS_MIN
@@ -120,7 +120,7 @@ async def test_a_stream_that_its_client_held_up_is_not_measured_for_a_while(
     monkeypatch.setattr("common.publish.JOB_WINDOW", 20_000)
     loop = asyncio.get_running_loop()
     async with world(monkeypatch, one_engine()) as w:
-        tpot = Pops(w, monkeypatch).loop.backends[0].load.tpot
+        tpot = Pops(w, monkeypatch).loop.backends[0].load.signal.gaps
         asked = await w.ask("u", output=600)
         await wait_until(lambda: tpot.mean(loop.time()) is not None, timeout=5, what="a mean")
         reply = w.gateways[0][1]._replies[asked.job]

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import fakeredis
@@ -115,10 +115,12 @@ class Dispatcher:
 
     async def announce(
         self, *, ready: bool = True, aliases: Sequence[str] = (), drain: float = 2.0,
-        backends: int = 1,
+        backends: int = 1, closed: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Say that the model is served, from now on for 6 s."""
-        served = ServedModel(self.model, list(aliases), ready, 1_700_000_000, drain, backends)
+        served = ServedModel(
+            self.model, list(aliases), ready, 1_700_000_000, drain, backends, dict(closed or {})
+        )
         data = Announcement(VERSION, await self.broker.now_ms() + 10_000_000, [served])
         await self.broker.command("HSET", keys.MODELS, self.name, encode_announcement(data))
 

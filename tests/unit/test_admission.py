@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.admission import FIRST_BYTES_MAX, KV_TRIAL_S, BackendLoad, Counts, Room
-from dispatcher.engines.facts import EngineFacts
+from dispatcher.admission import KV_TRIAL_S, BackendLoad, Counts, Room
+from dispatcher.aimd import START
+from dispatcher.engines.facts import EngineFacts, TokenTimes
 from dispatcher.why import Why
 
 IDLE = EngineFacts(waiting=0, running=0, kv=0.0)
@@ -126,7 +126,7 @@ def test_time_per_output_token() -> None:
     send(load, 1, "a")
     load.started(1, "a")
     assert load.room(2, "batch", 1, tpot_s=0.1) == Room(1), "unknown is not slow"
-    load.tpot.add(2, 0.162 * 30, 30)
+    load.signal.gaps.add(2, 0.162 * 30, 30)
     slow = Room(0, "TPOT 162 ms > 150 ms", Why.TPOT)
     assert load.room(2, "batch", 1, tpot_s=0.15) == slow
     assert load.room(2, "batch", 1, tpot_s=0.15, floor=True) == slow
@@ -135,11 +135,58 @@ def test_time_per_output_token() -> None:
     assert load.room(4.1, "batch", 1, tpot_s=0.15) == Room(1), "nothing came of late"
 
 
+def test_with_a_target_the_jobs_in_flight_are_limited_too() -> None:
+    load = fresh()
+    for n in range(START):
+        assert load.room(1 + n / 100, "standard", 3, tpot_s=0.15).n == min(3, START - n)
+        send(load, 1, f"job{n}")
+        load.started(1 + n / 100, f"job{n}")
+    shut = Room(0, "8 in flight ≥ 8 for TPOT 150 ms", Why.INFLIGHT)
+    assert load.room(1.9, "standard", 3, tpot_s=0.15) == shut
+    assert load.room(1.9, "interactive", 3) == Room(3), "each class has its own"
+    load.signal.gaps.add(2.5, 0.05 * 30, 30)
+    assert load.room(2.5, "standard", 3, tpot_s=0.15) == Room(3), "it is fast enough for more"
+    assert (load.inflight_max("standard"), load.inflight_max("batch")) == (2 * START, None)
+    load.signal.gaps.add(6, 0.14 * 30, 30)
+    assert load.room(6, "standard", 3, tpot_s=0.15).why is Why.INFLIGHT, "too slow"
+    assert load.inflight_max("standard") == 7
+
+
+def test_the_engine_s_histogram_counts_where_no_gaps_are_seen() -> None:
+    load = fresh()
+    for job in "abcdefghi":
+        load.sent(1, job, "standard", streams=False)
+    for now, seconds in [(1.0, 0.0), (2.0, 20.0)]:
+        told = TokenTimes(seconds, int(100 * now))
+        load.polled(now, EngineFacts(0, 9, tpot=told), period=0.1)
+    assert load.room(2, "standard", 3, tpot_s=0.15).reason == "TPOT 200 ms > 150 ms"
+    assert load.room(2, "interactive", 3, tpot_s=0.21).reason == "9 in flight ≥ 8 for TPOT 210 ms"
+    assert load.tpot(2) == 0.2
+    assert load.tpot(2.5) is None, "its word is old"
+
+
+def test_preemptions_cut_what_may_be_in_flight() -> None:
+    load = fresh()
+    for n in range(20):
+        send(load, 1, f"job{n}")
+        load.started(1, f"job{n}")
+    for now, preemptions in [(2.0, 7), (4.0, 7), (6.0, 8), (6.1, 8)]:
+        load.polled(now, EngineFacts(0, 20, 0.5, preemptions), period=100)
+        room(load, now)
+    assert room(load, 6.2) == Room(0, "20 in flight ≥ 18 after preemptions", Why.INFLIGHT)
+    assert room(load, 6.2, "interactive").n == 0
+    for n in range(3):
+        load.ended(7, f"job{n}")
+    assert room(load, 7).n == 2, "limited, and no preemption since: it grows"
+    load.polled(20, EngineFacts(0, 17, 0.5, 2), period=100)
+    assert room(load, 20).n > 0, "it was started anew"
+
+
 def test_an_empty_backend_is_never_too_slow() -> None:
     load = fresh()
     send(load, 1, "a")
     load.started(1, "a")
-    load.tpot.add(2, 30.0, 30)
+    load.signal.gaps.add(2, 30.0, 30)
     load.ended(2, "a")
     assert load.room(2, "batch", 1, tpot_s=0.15) == Room(1)
 
@@ -201,32 +248,54 @@ def test_batch_leaves_one_slot_in_16_free_and_never_all_of_them() -> None:
     assert load.room(1, "standard", 40, slots=16) == Room(40), "others may wait for a slot"
 
 
-def test_the_limit_follows_what_ends_while_nobody_notices() -> None:
+def busy(load: BackendLoad, now: float, ends: int, *, begun: bool = True) -> float:
+    """A second in which so many jobs come, start and end, one after the other; returns its end."""
+    for i in range(1, ends + 1):
+        send(load, now + i / ends, "busy")
+        if begun:
+            load.started(now + i / ends, "busy")
+        load.ended(now + i / ends, "busy")
+    return now + 1
+
+
+def test_the_limit_follows_what_ends_while_one_job_is_on_its_way() -> None:
     load = fresh()
-    for i in range(1, 601):
-        load.sent(i / 60, f"job{i}", "standard", streams=True)
-        load.ended(i / 60, f"job{i}")
-    assert room(load, 10) == Room(3), "they ended without a first byte: they were no completions"
-    for i in range(1, 601):
-        load.sent(10 + i / 60, f"job{i}", "standard", streams=True)
-        load.started(10 + i / 60, f"job{i}")
-        load.ended(10 + i / 60, f"job{i}")
-    assert room(load, 20) == Room(3), "60 a second for 0.05 s"
-    load.sent(20, "one", "standard", streams=True)
-    load.started(20, "one")
-    load.ended(20, "one")
-    assert room(load, 20) == Room(4)
-    assert room(load, 20, "batch", 1) == Room(4)
-    assert room(load, 31) == Room(3), "of late nothing ended"
+    assert room(load, busy(load, 1, 60, begun=False)) == Room(3), "they were no completions"
+    now = busy(load, 10, 60)
+    assert load.keeps_up(now) == 5, "3 or 4 end in 0.05 s: a quarter more, and one"
+    assert room(load, now) == Room(5)
+    assert room(load, now, "batch", 1) == Room(5)
+    assert room(load, now + 1) == Room(3), "of late nothing ended"
+    now = busy(load, 20, 60)
+    load.signal.gaps.add(now, 0.1 * 20, 20)
+    assert load.keeps_up(now) == 17, "with steps of 0.1 s it takes 0.22 s"
+    load.signal.gaps.add(now, 5.0 * 20, 20)
+    assert load.keeps_up(now) <= 60 * 1.25 + 1, "but never more than a second"
 
 
-def test_stale_metrics_leave_one_at_a_time_however_fast_jobs_end() -> None:
+def test_the_limit_follows_what_ends_without_metrics_too() -> None:
     load = BackendLoad()
-    for i in range(2_000):
-        load.sent(i / 200, f"job{i}", "standard", streams=True)
-        load.started(i / 200, f"job{i}")
-        load.ended(i / 200, f"job{i}")
-    assert room(load, 10) == Room(1)
+    now = busy(load, 1, 60)
+    assert room(load, now) == Room(5)
+    assert room(load, now + 1) == Room(1)
+
+
+def test_slots_that_are_known_to_be_free_are_filled_as_fast_as_the_engine_takes_jobs() -> None:
+    def begin(load: BackendLoad, now: float, jobs: int) -> Room:
+        for n in range(jobs):
+            send(load, now, f"{now}{n}")
+            load.started(now, f"{now}{n}")
+        return room(load, now)
+
+    load = fresh(max_num_seqs=32)
+    assert begin(load, 1, 3) == Room(3)
+    assert begin(load, 1.01, 5) == Room(6), "8 in two delays, 4 in one"
+    assert begin(load, 1.02, 20) == Room(4), "no more than there are slots"
+    assert begin(load, 1.03, 4) == Room(3), "then as ever"
+    assert begin(fresh(), 1, 20) == Room(3), "they may all be taken"
+    load = fresh(max_num_seqs=32)
+    polled(load, 1, waiting=1, period=100)
+    assert begin(load, 1, 20).n == 2, "somebody waits, so none is free"
 
 
 def test_each_reason_has_its_word() -> None:
@@ -267,73 +336,6 @@ def test_jobs_of_other_dispatchers_count_once_and_can_be_forgotten() -> None:
     assert load.counts(5).inflight == 2
 
 
-# --- jobs that give no first byte before they are done
-
-
-def quiet(load: BackendLoad, now: float, count: int, prefix: str = "q") -> None:
-    for i in range(count):
-        load.sent(now + i / 1000, f"{prefix}{i}", "standard", streams=False)
-
-
-@pytest.mark.parametrize(
-    ("waiting", "running", "unstarted"),
-    [(0, 5, 0), (0, 3, 2), (2, 5, 2), (2, 1, 4), (9, 0, 5), (1, None, 1), (0, 99, 0), (None, 3, 2)],
-)
-def test_at_a_poll_only_the_newest_silent_jobs_still_wait(
-    waiting: int | None, running: int | None, unstarted: int
-) -> None:
-    load = fresh()
-    quiet(load, 1, 5)
-    load.polled(2, EngineFacts(waiting, running), period=0.1)
-    assert load.counts(2).unstarted == unstarted
-    assert load.counts(2).foreign == max(0, (waiting or 0) - 5), "F comes first"
-
-
-def test_the_silent_jobs_that_started_are_the_oldest() -> None:
-    load = fresh()
-    quiet(load, 1, 3)
-    polled(load, 2, waiting=1, running=2)
-    for job, left in [("q0", 1), ("q1", 1), ("q2", 0)]:
-        load.ended(2.1, job)
-        assert load.counts(2.1).unstarted == left
-
-
-def test_streams_are_known_and_not_inferred() -> None:
-    load = fresh()
-    send(load, 1, "a", "b")
-    polled(load, 2, waiting=0, running=2)
-    assert load.counts(2).unstarted == 2
-
-
-def test_a_page_says_nothing_of_jobs_sent_after_it_was_asked_for() -> None:
-    load = fresh()
-    quiet(load, 1, 2)
-    quiet(load, 2, 2, "late")
-    load.polled(3, EngineFacts(0, 9), period=0.1, asked_at=1.5)
-    assert load.counts(3).unstarted == 2
-
-
-def test_without_metrics_a_silent_job_starts_after_the_usual_time() -> None:
-    load = BackendLoad()
-    quiet(load, 0, 1)
-    assert room(load, 0.999).n == 0
-    assert room(load, 1.0) == Room(1)
-    for i in range(FIRST_BYTES_MAX + 5):
-        load.sent(i, f"s{i}", "standard", streams=True)
-        load.started(i + 3, f"s{i}")
-    quiet(load, 200, 1, "r")
-    assert room(load, 202.9).n == 0
-    assert room(load, 203) == Room(1)
-
-
-def test_the_usual_time_is_of_own_jobs_alone() -> None:
-    load = BackendLoad()
-    load.sent(0, "x", "standard", streams=False, mine=False)
-    load.started(50, "x")
-    quiet(load, 100, 1)
-    assert room(load, 101).n == 1
-
-
 # --- whatever happens
 
 
@@ -356,8 +358,8 @@ class _Machine:
             self.load.sent(self.now, self.jobs[-1], cls, streams=bool(n & 16))
         if got.n:
             c = self.load.counts(self.now)
-            known = self.load.fresh(self.now)
-            assert c.unstarted + c.foreign <= (limit if known else 1)
+            limit = max(limit if self.load.fresh(self.now) else 1, self.load.keeps_up(self.now))
+            assert c.unstarted + c.foreign <= limit or c.inflight <= 8
             assert c.inflight <= 8 + limit
             assert self.load.room(self.now, cls, limit).n == 0
 

@@ -7,6 +7,7 @@ from common.cost import Terms
 from common.jobs import Lease
 from common.metrics import DispatcherMetrics
 from common.settings import BackendSettings, ClassSettings, ModelSettings
+from dispatcher.aimd import START
 from dispatcher.backend import Backend
 from dispatcher.engines.facts import EngineFacts
 from dispatcher.facts import Facts, wanted
@@ -15,6 +16,7 @@ from dispatcher.turns import Round, Rules, View
 from dispatcher.why import Why
 
 NONE = {"interactive": 0, "standard": 0, "batch": 0}
+METRICS = DispatcherMetrics(CollectorRegistry())
 
 
 def backends(*slots: int | None) -> list[Backend]:
@@ -55,7 +57,7 @@ def test_places_are_as_the_backends_and_the_class_s_limit_have_them() -> None:
     places = {cls: seen.room(cls, False) for cls in NONE}
     assert [p.room for p in places["interactive"].values()] == [5, 5]
     assert [p.room for p in places["standard"].values()] == [3, 3]
-    assert [(p.room, p.inflight) for p in places["batch"].values()] == [(1, 2), (1, 0)]
+    assert [(p.room, p.inflight) for p in places["batch"].values()] == [(2, 2), (1, 0)]
     assert [p.room for p in seen.room("batch", True).values()] == [3, 3], "for its floor share"
     run(two[1], 15, "batch")
     assert seen.room("batch", False)[two[1].url].why is Why.SLOTS
@@ -65,12 +67,12 @@ def test_each_class_has_its_own_limit_of_time_per_output_token() -> None:
     two = backends(None, None)
     for b in two:
         run(b, 1)
-    two[0].load.tpot.add(1, 0.12 * 20, 20)
+    two[0].load.signal.gaps.add(1, 0.12 * 20, 20)
     limits = {"standard": ClassSettings(tpot_ms=150), "batch": ClassSettings(tpot_ms=100)}
     seen = view(Facts(ModelSettings(class_=limits), two))  # type: ignore[arg-type]
     for floor in (False, True):
         assert [p.why for p in seen.room("batch", floor).values()] == [Why.TPOT, Why.OPEN]
-    two[0].load.tpot.add(1, 0.24 * 20, 20)
+    two[0].load.signal.gaps.add(1, 0.24 * 20, 20)
     assert [p.room for p in seen.room("standard", False).values()] == [0, 3], "0.18 s"
     assert [p.room for p in seen.room("interactive", False).values()] == [3, 3]
 
@@ -97,7 +99,7 @@ def test_time_per_output_token_is_exported_while_it_is_known() -> None:
         facts.measure(now, "m1", metrics, NONE)
         labels = {"model": "m1", "backend": backend.url}
         exported.append(registry.get_sample_value("fairlane_backend_tpot_seconds", labels))
-        backend.load.tpot.add(now, 0.5, 20)
+        backend.load.signal.gaps.add(now, 0.5, 20)
     assert exported == [None, 0.025, None]
 
 
@@ -170,3 +172,54 @@ def test_slots_for_which_batch_gives_way_are_those_known_best() -> None:
             facts.closed(100, Why.RESERVED, NONE, "m1", DispatcherMetrics(CollectorRegistry()))
         gone = facts.yielding(100, Round((), {}, Router()))
         assert len(gone) == 1 - probing, "there may be more than were learned"
+
+
+# --- why nothing is sent
+
+
+def test_each_class_that_waits_is_told_why_it_has_no_room() -> None:
+    two = backends(None, None)
+    facts = Facts(ModelSettings(class_={"batch": ClassSettings(tpot_ms=100)}), two)
+    assert facts.reasons(1) == {}
+    facts.closed(1, Why.OPEN, {"interactive": 1, "standard": 0, "batch": 5}, "m1", METRICS)
+    assert facts.reasons(1) == {"interactive": "", "batch": ""}, "there is room for both"
+    for b in two:
+        run(b, 1)
+        b.load.signal.gaps.add(1, 0.162 * 20, 20)
+    told = facts.reasons(1)
+    assert told == {"interactive": "", "batch": "TPOT 162 ms > 100 ms (2 of 2 engines)"}
+    for n in range(3):
+        two[0].sent(1, f"wait{n}", "standard", streams=True)
+    assert facts.reasons(1)["interactive"] == "", "one has room"
+    del two[1]
+    assert facts.reasons(1)["interactive"] == "3 waiting ≥ limit 3"
+
+
+def test_what_holds_back_beyond_the_engines_is_told_too() -> None:
+    (backend,) = two = backends(32)
+    facts = Facts(ModelSettings(), two)
+    for why, words in [(Why.RESERVED, "nothing in flight"), (Why.USER_LIMIT, "one user may")]:
+        facts.closed(1, why, {"standard": 1}, "m1", METRICS)
+        assert words in facts.reasons(1)["standard"]
+    two.remove(backend)
+    assert facts.reasons(1)["standard"] == "the model has no engine"
+
+
+def test_closed_backends_and_limits_are_exported_by_class() -> None:
+    (backend,) = two = backends(None)
+    facts = Facts(ModelSettings(class_={"standard": ClassSettings(tpot_ms=150)}), two)
+    registry = CollectorRegistry()
+    metrics, value = DispatcherMetrics(registry), registry.get_sample_value
+    labels = {"model": "m1", "backend": backend.url, "class": "standard"}
+    for n in range(3):
+        backend.sent(1, f"wait{n}", "standard", streams=True)
+    facts.measure(1, "m1", metrics, NONE)
+    facts.closed(1, Why.LIMIT, {"standard": 1, "batch": 0}, "m1", METRICS)
+    facts.measure(1, "m1", metrics, NONE)
+    facts.measure(1, "m1", metrics, NONE)
+    name = "fairlane_backend_closed_total"
+    assert value(name, {**labels, "reason": "limit"}) == 2
+    assert value(name, {**labels, "class": "batch", "reason": "limit"}) is None
+    name = "fairlane_backend_inflight_max"
+    assert value(name, labels) == START
+    assert value(name, {**labels, "class": "interactive"}) is None

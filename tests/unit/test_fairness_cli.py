@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from sim.__main__ import main
+from sim.admission.report import EXPERIMENTS
 from sim.fairness import report, traces
 from sim.fairness.policies import POLICIES
 from sim.fairness.scenarios import SCENARIOS
@@ -20,7 +21,7 @@ def told(*arguments: str) -> str:
 
 def test_without_a_scenario_it_says_what_there_is() -> None:
     lines = [line.split()[0] for line in told().splitlines() if line]
-    assert lines == [*SCENARIOS, *POLICIES]
+    assert lines == [*SCENARIOS, *EXPERIMENTS, *POLICIES]
 
 
 def test_a_table_has_a_line_for_each_policy_and_explains_its_columns() -> None:

@@ -37,6 +37,12 @@ def test_a_model_has_as_many_backends_as_the_dispatcher_that_knows_most() -> Non
         assert merge({b"d1": said(first), b"d2": said(second)}, NOW, {})["m1"].backends == 2
 
 
+def test_why_a_class_waits_is_what_the_leader_says() -> None:
+    leader = ServedModel("m1", [], True, 5, 1.0, 1, {"batch": "KV 0.95 ≥ 0.92"})
+    both = {b"d1": said(served("m1")), b"d2": said(leader)}
+    assert merge(both, NOW, {})["m1"].closed == {"batch": "KV 0.95 ≥ 0.92"}
+
+
 @pytest.mark.parametrize(("age", "known"), [(0, True), (STALE_MS, True), (STALE_MS + 1, False)])
 def test_old_announcements_do_not_count(age: int, known: bool) -> None:
     assert ("m1" in merge({b"d1": said(served("m1"), at_ms=NOW - age)}, NOW, {})) is known

@@ -298,3 +298,14 @@ def test_one_engine_that_nothing_confirmed_is_enough_for_a_probe() -> None:
     now = learn(a, 100, 32)
     model.bound(now)
     assert ceiling(model, now, a, b).busy_max == 66
+
+
+def test_an_engine_that_tells_its_slots_is_believed_until_it_is_another() -> None:
+    engine = EngineSlots()
+    engine.polled(1, EngineFacts(0, 3, slots=48), 0)
+    engine.polled(2, EngineFacts(0, 3), 0)
+    assert engine.value == engine.configured == 48
+    assert ModelSlots().ceiling(1, [engine], 1) == Ceiling(48, 1, 47)
+    engine.poll_failed(FAILURES_MAX)
+    assert engine.value is None
+    assert EngineSlots(8).value == 8
