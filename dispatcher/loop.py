@@ -1,6 +1,6 @@
 """One model's leader: waits for a reason, gathers facts, asks the deciders, pops, hands to relays.
 
-Owner of a popped job: this dispatcher, from the reply of `pop`, through `relay.py`. A `pop` runs
+Owner of a popped job: this dispatcher, from the reply of `pop`, through `relays.py`. A `pop` runs
 to its end even when the loop is cancelled, and is never repeated: after any error of the broker
 the jobs that Redis says are ours and that are not known here are given back.
 """
@@ -8,29 +8,23 @@ the jobs that Redis says are ours and that are not known here are given back.
 import asyncio
 import contextlib
 import logging
-import math
-from functools import partial
 
 from common.cost import pricing
-from common.errors import BrokerError, WireError
+from common.errors import BrokerError
 from common.jobs import Lease, Popped
 from common.keys import CLASSES, GROUPS
-from common.outcomes import Outcome
 from common.queue import POP_BYTES_MAX, Queue
 from common.settings import ModelSettings
-from common.wire import JobMeta, decode_meta
 from dispatcher.affinity import Affinity
 from dispatcher.backend import Backend
 from dispatcher.census import Census
 from dispatcher.facts import Facts
 from dispatcher.leadership import Leadership, wait
 from dispatcher.parts import Parts
-from dispatcher.rate import Rate
 from dispatcher.reaper import Reaper
-from dispatcher.retries import elsewhere
+from dispatcher.relays import Relays
 from dispatcher.routing import Router
-from dispatcher.runs import Run
-from dispatcher.turns import Round, Turn, engine_priority
+from dispatcher.turns import Round, Turn
 from dispatcher.watchdog import Watchdog
 
 log = logging.getLogger("fairlane.loop")
@@ -42,8 +36,6 @@ IDLE_S = 1.0
 REAP_S = 0.5
 OTHERS_S = 1.0
 """While others run jobs of this model, or none can be popped, Redis is asked this often."""
-DRAIN_S_MIN = 5.0
-"""The rate at which jobs end is told as if of no less time."""
 POP_MAX = 64
 """Most jobs in one `pop`."""
 
@@ -78,8 +70,10 @@ class ModelLoop:
         self._wake = asyncio.Event()
         self.popping = False
         """Whether jobs may be on their way to one of the backends."""
-        self._relays: set[asyncio.Task[bool]] = set()
-        self.drain = Rate(least_s=DRAIN_S_MIN)
+        self.relays = Relays(
+            parts, self.queue, backends, leads=self._leadership.leads, moved=self._moved,
+            settled=self._settled,
+        )  # fmt: skip
 
     def configure(self, settings: ModelSettings) -> None:
         """Go by these settings from the next job on; the class policy stays as it was."""
@@ -139,9 +133,7 @@ class ModelLoop:
                 group.create_task(self._pop_loop())
                 group.create_task(self._reap_loop())
         finally:
-            for relay in self._relays:
-                relay.cancel()
-            await asyncio.gather(*self._relays, return_exceptions=True)
+            await self.relays.close()
 
     async def stop(self) -> None:
         """Give up the lead at once; popped jobs go on."""
@@ -239,46 +231,17 @@ class ModelLoop:
 
     def _take(self, leases: list[Lease], issued: float, *, floor: bool) -> None:
         """Start a relay for each."""
-        now = asyncio.get_running_loop().time()
-        backends = {b.url: b for b in self.backends}
-        placed = elsewhere(leases, backends, lambda cls: self._facts.spare(now, cls))
-        for popped, lease in zip(leases, placed, strict=True):
-            backend = backends[lease.backend]
-            try:
-                meta = decode_meta(lease.meta)
-            except WireError as e:
-                log.error("job %s: %s", lease.job, e)
-                meta = None
-            backend.sent(now, lease.job, lease.cls, streams=meta is not None and meta.stream)
+        now, settings = asyncio.get_running_loop().time(), self._settings
+        placed = self.relays.place(leases, lambda cls: self._facts.spare(now, cls))
+        for lease, backend, moved in placed:
             self._facts.sent(lease, floor=floor)
             self.router.sent(backend.url)
             self._reaper.saw(lease.cls, lease.user)
             self._parts.metrics.popped(self.model, lease.cls, 1)
-            relay = self._relay(lease, meta, backend, issued, moved=lease is not popped)
-            task = asyncio.create_task(relay, name=lease.job)
-            self._relays.add(task)
-            task.add_done_callback(self._relayed)
-
-    async def _relay(
-        self, lease: Lease, meta: JobMeta | None, backend: Backend, issued: float, *, moved: bool
-    ) -> bool:
-        """One run; True: it was the job's last."""
-        parts = self._parts
-        out = parts.publisher.open(lease.job, lease.attempt, lease.replica, lease.channel)
-        if meta is None:
-            end = out.end(Outcome.FAILED, "The request cannot be read.", None, issued)
-            await self.queue.settle(lease, parts.owner, Outcome.FAILED, out.batch([end]), cost=0.0)
-            out.grant()
-            backend.ended(asyncio.get_running_loop().time(), lease.job)
-            self._moved(lease.job)
-            return True
-        leads = self._leadership.leads
-        run = Run(lease, meta, self.queue, backend, self._pricing, out, issued, leads)
-        if moved:
-            run.leased_at = -math.inf  # Redis is told before anything is sent
-        if self._settings.engine_priority:
-            run.priority = engine_priority(lease.cls, lease.inflight)
-        return await parts.relay.run(run, partial(self._moved, lease.job), self._settled)
+            self.relays.start(
+                lease, backend, self._pricing, issued, moved=moved,
+                priority=settings.engine_priority,
+            )  # fmt: skip
 
     def _moved(self, job: str) -> None:
         """Its answer comes, or it left its engine."""
@@ -289,14 +252,6 @@ class ModelLoop:
         """Its user has one job less in flight, and may go where it was passed over."""
         self._turns = None
         self._wake.set()
-
-    def _relayed(self, task: asyncio.Task[bool]) -> None:
-        self._relays.discard(task)
-        self._parts.runs.ended.set()
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a relay failed", exc_info=task.exception())
-        elif not task.cancelled() and task.result():
-            self.drain.count(asyncio.get_running_loop().time())
 
     async def _reap_loop(self) -> None:
         looked = 0.0
@@ -318,7 +273,7 @@ class ModelLoop:
     async def _learn(self, *, give_back: bool) -> None:
         """Read what waits and what runs (strays only between pops, whose jobs are not known here
         before their reply)."""
-        popped = {task.get_name() for task in self._relays} if give_back else None
+        popped = self.relays.jobs() if give_back else None
         rung = self._rung.copy()
         waiting = await self._census.take(self.backends, popped)
         self._waiting = {c: n + self._rung[c] - rung[c] for c, n in waiting.items()}

@@ -254,7 +254,7 @@ class Dispatcher:
     def _served(self, loop: ModelLoop) -> ServedModel:
         settings = self._model(loop.model)
         ready = any(b.reachable is not False and not b.drained for b in loop.backends)
-        drain = loop.drain.per_second(self._now())
+        drain = loop.relays.drain.per_second(self._now())
         closed = {cls: text[:REASON_MAX] for cls, text in loop.reasons().items() if text}
         return ServedModel(
             loop.model, settings.aliases, ready, self._created, drain, len(loop.backends), closed

@@ -87,32 +87,22 @@ class App:
         self._queued = {
             row.path: Endpoint(metrics, ("POST",), partial(front.serve, row)) for row in ROWS
         }
-        pages_of: tuple[tuple[str, Handler], ...] = (
-            ("/healthz", pages.health),
-            ("/readyz", pages.ready),
-            ("/metrics", pages.metrics),
-            ("/v1/queue", listing.page),
-            ("/v1/models", pages.models),
-            ("/v1/models/{id:path}", pages.model),
-        )
-        writes_of: tuple[tuple[str, Handler], ...] = (
-            ("/admin/backends/drain", admin.drain),
-            ("/admin/backends/undrain", admin.undrain),
-            ("/admin/backends/remove", admin.remove),
-        )
-        routes = [Route(path, Endpoint(metrics, _READS, handler)) for path, handler in pages_of]
-        kept: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-            ("/v1/files", (*_READS, "POST"), files.collection),
-            ("/v1/files/{id}", (*_READS, "DELETE"), files.item),
-            ("/v1/files/{id}/content", _READS, files.content),
-        )
-        routes += [
-            Route(path, Endpoint(metrics, methods, partial(front.admitted, handler)))
-            for path, methods, handler in kept
+        rows: list[tuple[str, tuple[str, ...], Handler]] = [
+            ("/healthz", _READS, pages.health),
+            ("/readyz", _READS, pages.ready),
+            ("/metrics", _READS, pages.metrics),
+            ("/v1/queue", _READS, listing.page),
+            ("/v1/models", _READS, pages.models),
+            ("/v1/models/{id:path}", _READS, pages.model),
+            ("/v1/files", (*_READS, "POST"), partial(front.admitted, files.collection)),
+            ("/v1/files/{id}", (*_READS, "DELETE"), partial(front.admitted, files.item)),
+            ("/v1/files/{id}/content", _READS, partial(front.admitted, files.content)),
+            ("/admin/backends", (*_READS, "POST"), admin.backends),
+            ("/admin/backends/drain", ("POST",), admin.drain),
+            ("/admin/backends/undrain", ("POST",), admin.undrain),
+            ("/admin/backends/remove", ("POST",), admin.remove),
         ]
-        routes += [Route(path, Endpoint(metrics, ("POST",), f)) for path, f in writes_of]
-        both = Endpoint(metrics, (*_READS, "POST"), admin.backends)
-        routes.append(Route("/admin/backends", both))
+        routes = [Route(path, Endpoint(metrics, methods, f)) for path, methods, f in rows]
         self._router = Router(
             routes, redirect_slashes=False, default=Endpoint(metrics, (), _no_route)
         )

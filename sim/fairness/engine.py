@@ -13,44 +13,11 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Literal
-
-import msgspec
 
 from dispatcher.engines.facts import EngineFacts, TokenTimes
 from sim.fairness.prefixes import BlockCache
+from sim.fairness.sequences import Happened, Running
 from sim.settings import EngineSettings
-
-
-class Happened(msgspec.Struct, frozen=True):
-    """A sequence's first token, or its end."""
-
-    at: float
-    kind: Literal["first", "end"]
-    id: int
-    cached: int = 0
-    """Of a first token: tokens of the prompt that were computed before."""
-
-
-class _Sequence:
-    """A request inside the engine. Of one that decodes `kv` and `generated` are as at tick `since`;
-    what it got from then on is told by the ticks that passed."""
-
-    __slots__ = ("blocks", "cached", "chunk", "ends", "generated", "id", "key", "kv", "output",
-                 "prompt", "since", "to_prefill")  # fmt: skip
-
-    def __init__(
-        self, number: int, prompt: int, output: int, priority: int, blocks: Sequence[int]
-    ) -> None:
-        self.blocks = blocks
-        self.cached = 0
-        self.id = number
-        self.key = (priority, number)
-        self.prompt = self.to_prefill = prompt
-        self.output = output
-        self.chunk = self.kv = self.generated = self.since = 0
-        self.ends = -1
-        """The tick at which its last token comes; -1: it does not decode."""
 
 
 class FastEngine:
@@ -68,13 +35,13 @@ class FastEngine:
         self._cache = BlockCache(cache_blocks)
         self.preemptions = 0
         self._submitted = 0
-        self._waiting: list[tuple[tuple[int, int], _Sequence]] = []
-        self._sequences: dict[int, _Sequence] = {}
-        self._running: dict[int, _Sequence] = {}
+        self._waiting: list[tuple[tuple[int, int], Running]] = []
+        self._sequences: dict[int, Running] = {}
+        self._running: dict[int, Running] = {}
         """In the order in which they were admitted."""
-        self._prefilling: list[_Sequence] = []
+        self._prefilling: list[Running] = []
         self._decoding = 0
-        self._ends: list[tuple[int, int, _Sequence]] = []
+        self._ends: list[tuple[int, int, Running]] = []
         self._ticks = 0
         """Steps done: each gave every sequence that decoded one token."""
         self._kv = 0
@@ -126,7 +93,7 @@ class FastEngine:
         self._run_until(now)
         self._submitted += 1
         key = priority if self.settings.priority_mode else 0
-        s = _Sequence(self._submitted, prompt, output, key, blocks)
+        s = Running(self._submitted, prompt, output, key, blocks)
         self._sequences[s.id] = s
         insort(self._waiting, (s.key, s))
         if self._began is None:
@@ -198,7 +165,7 @@ class FastEngine:
         for s in ready:
             self._emit(s, at)
 
-    def _emit(self, s: _Sequence, at: float) -> None:
+    def _emit(self, s: Running, at: float) -> None:
         """The prompt is computed, and one token more."""
         s.generated += 1
         if s.generated == 1:
@@ -210,7 +177,7 @@ class FastEngine:
         heapq.heappush(self._ends, (s.ends, s.id, s))
         self._decoding += 1
 
-    def _finish(self, s: _Sequence, kv: int, at: float) -> None:
+    def _finish(self, s: Running, kv: int, at: float) -> None:
         self._kv -= kv
         s.ends = -1
         del self._running[s.id], self._sequences[s.id]
@@ -245,7 +212,7 @@ class FastEngine:
         return min(self._ends[0][0] - self._ticks, room + 1)
 
     @staticmethod
-    def _take_chunk(s: _Sequence, budget: int) -> int:
+    def _take_chunk(s: Running, budget: int) -> int:
         s.chunk = min(s.to_prefill, budget)
         return s.chunk
 
@@ -265,7 +232,7 @@ class FastEngine:
             budget -= self._take_chunk(s, budget)
         return budget
 
-    def _fits(self, new: _Sequence) -> bool:
+    def _fits(self, new: Running) -> bool:
         if not self._peak_memory:
             return self._kv + new.to_prefill <= self.settings.kv_tokens
         # Whoever ends last needs the most when the one before ends: the cache is fullest then.
@@ -291,7 +258,7 @@ class FastEngine:
                 self._kv += 1
                 got.add(s.id)
 
-    def _send_back(self, s: _Sequence, got: set[int]) -> None:
+    def _send_back(self, s: Running, got: set[int]) -> None:
         held = s.kv
         if s.ends >= 0:
             self._decoding -= 1

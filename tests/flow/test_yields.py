@@ -9,7 +9,7 @@ import pytest
 
 from common.keys import ModelKeys
 from common.outcomes import Outcome
-from dispatcher.loop import DRAIN_S_MIN
+from dispatcher.relays import DRAIN_S_MIN
 from dispatcher.yields import YIELDS_MAX
 from sim.settings import EngineSettings
 from tests.flow.test_failures import at_rest
@@ -82,9 +82,11 @@ async def test_chat_has_the_slot_of_the_youngest_batch_job(monkeypatch: pytest.M
         for b in w.asked[:SLOTS]:
             assert b.outcome is Outcome.FINISHED and b.status == 200
             assert json.loads(b.data)["usage"]["completion_tokens"] == 100, "answered once"
-        now, drain = asyncio.get_running_loop().time(), w.dispatchers[0][1]._loops["m1"].drain
+        now, loop = asyncio.get_running_loop().time(), w.dispatchers[0][1]._loops["m1"]
         ends = (SLOTS + 1) / max(DRAIN_S_MIN, now - first_end)
-        assert drain.per_second(now) == pytest.approx(ends, rel=0.05), "no end is counted twice"
+        assert loop.relays.drain.per_second(now) == pytest.approx(ends, rel=0.05), (
+            "no end is counted twice"
+        )
         await empty(w)
 
 
