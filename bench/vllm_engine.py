@@ -44,9 +44,11 @@ _SAMPLE = re.compile(
 class Vllm:
     """The kit's server on a free port; installed first where it is not there."""
 
-    def __init__(self, folder: Path, port: int, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, port: int, flags: Sequence[str] = (), log: str = "serve.log"
+    ) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self.log = folder / "serve.log"
+        self.log = folder / log
         self._folder = folder
         self._command = ["bash", str(KIT / "serve.sh"), str(folder), str(port), *flags]
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,19 +63,34 @@ class Vllm:
 
     def __enter__(self) -> Self:
         self.install()
-        with self.log.open("wb") as out:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
+        self.start()
         try:
-            self._wait_ready()
+            self.wait_ready()
         except BaseException:
             self.close()
             raise
         return self
 
-    def _wait_ready(self) -> None:
+    def start(self) -> None:
+        """Start it; waits for nothing. Its log goes on where there is one."""
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def terminate(self) -> None:
+        """Ask it to end, as an operator does; waits for nothing."""
+        if self._process is not None:
+            self._process.terminate()
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is gone."""
+        return self._process is None or self._process.poll() is not None
+
+    def wait_ready(self) -> None:
+        """Until it says that it is healthy. Raises RuntimeError with the end of its log."""
         assert self._process is not None
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
