@@ -118,7 +118,7 @@ class Trial:
         async with httpx.AsyncClient(base_url=self._gateway, trust_env=False) as http:
             answer = await http.post(
                 "/admin/backends/drain", headers={"authorization": f"Bearer {ADMIN}"},
-                json={"url": url, "model": MODEL},
+                json={"url": url},
             )  # fmt: skip
         answer.raise_for_status()
         await until(lambda: flood.empty(0), "engine 0 has finished what it had", 120.0)
