@@ -1,6 +1,6 @@
 """Two real vLLMs on the CPU, alone and behind Fairlane: `python -m bench.vllm_pair --dir DIR`.
 
-A flood of one user and a light one who asks now and then, once sent straight to both engines by
+A flood of one user and light ones who ask by turns, once sent straight to both engines by
 turns and once through Fairlane: who waits how long, and what the engines do in a second. Then the
 same flood while one engine is ended as an operator would, started again, and the other is drained:
 every answer must be whole. Exit code 1 where one is not, or where anything is left over.
@@ -19,7 +19,7 @@ import httpx
 
 from bench.report import percentile
 from bench.vllm_engine import MODEL, SLOTS, Asker, Report, Vllm, until
-from bench.vllm_pair_flood import Flood, Plan
+from bench.vllm_pair_flood import LIGHT, Flood, Plan
 
 TURN_S = 900.0
 """No phase takes longer."""
@@ -46,7 +46,9 @@ class Trial:
         asker = Asker(self._urls[0], self._gateway, self._redis_url)
         try:
             for url in self._urls:  # an engine's first requests take seconds
-                await Flood([url], self._urls, Plan(heavy=2, light_every_s=1.0)).run()
+                await Flood(
+                    [url], self._urls, Plan(heavy=2, light_every_s=1.0, light_alone=2)
+                ).run()
             alone = await self._flood("alone", self._urls, light_only=True)
             direct = await self._flood("direct", self._urls)
             through = await self._flood("Fairlane", [self._gateway])
@@ -75,13 +77,13 @@ class Trial:
         for who, waits in (("light", flood.light), ("heavy", flood.heavy)):
             if waits:
                 p50, p95 = (percentile([w.first_s for w in waits], s) for s in (0.5, 0.95))
-                what = f"{name}: {who} user's time to first token, p50 / p95"
+                what = f"{name}: {who} users' time to first token, p50 / p95"
                 self._report.add(True, what, f"{p50:.2f} / {p95:.2f} s of {len(waits)}")
 
     def _compare(self, alone: Flood, direct: Flood, through: Flood) -> None:
         waits = [percentile([g.first_s for g in f.light], 0.95) for f in (alone, direct, through)]
         figure = f"{waits[1] / waits[2]:.1f}, {waits[2] / waits[0]:.1f} x alone"
-        self._report.add(True, "light user's p95, times better than direct", figure)
+        self._report.add(True, "light users' p95, times better than direct", figure)
         share = through.tokens_per_s / direct.tokens_per_s
         self._report.add(True, "tokens a second, share of direct", f"{share:.3f}")
 
@@ -189,7 +191,7 @@ def _run(trial: Callable[[], Awaitable[None]], report: Report) -> None:
 def _config(engines: Sequence[Vllm]) -> str:
     backends = ", ".join(f'{{ url = "{e.url}", max_num_seqs = {SLOTS} }}' for e in engines)
     keys = "".join(
-        f'[[keys]]\nsecret = "sk-{user}"\nuser = "{user}"\n' for user in ("heavy", "light")
+        f'[[keys]]\nsecret = "sk-{user}"\nuser = "{user}"\n' for user in ("heavy", *LIGHT)
     )
     admin = f'[[keys]]\nsecret = "{ADMIN}"\nuser = "admin"\nrole = "admin"\n'
     return f"[models.{MODEL}]\nbackends = [{backends}]\n{keys}{admin}"

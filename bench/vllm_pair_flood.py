@@ -1,4 +1,4 @@
-"""The flood of `bench.vllm_pair`: a heavy user's requests at once, a light one's now and then."""
+"""The flood of `bench.vllm_pair`: a heavy user's requests at once, those of light ones by turns."""
 
 import asyncio
 import contextlib
@@ -16,6 +16,8 @@ from bench.vllm_engine import ANSWER_S
 
 HEAVY_OUT = (32, 160)
 LIGHT_OUT = 16
+TURNS_MAX = 10_000
+LIGHT = tuple(f"light{n}" for n in range(20))
 _GENERATED = re.compile(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)$", re.M)
 _BUSY = re.compile(r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", re.M)
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
@@ -26,14 +28,15 @@ class Plan(msgspec.Struct, frozen=True):
 
     heavy: int
     """Requests of the heavy user, all at once."""
-    light_every_s: float = 1.0
-    """Seconds between requests of the light user, while the heavy one's are open."""
+    light_every_s: float = 0.5
+    """Seconds between requests of the light users, while the heavy one's are open. Who has one
+    open leaves its turn out."""
     light_alone: int = 0
-    """So many of the light user where the heavy one asks nothing."""
+    """So many of the light users where the heavy one asks nothing."""
 
     def alone(self) -> "Plan":
-        """The light user's part alone."""
-        return Plan(heavy=0, light_every_s=self.light_every_s, light_alone=20)
+        """The light users' part alone."""
+        return Plan(heavy=0, light_every_s=self.light_every_s, light_alone=40)
 
     def longer(self) -> "Plan":
         """Long enough for an engine to end and start meanwhile."""
@@ -80,7 +83,7 @@ class Flood:
         return sum(got.flaw == "open" for got in self.heavy)
 
     async def run(self) -> None:
-        """Until the heavy user has all answers, and the light one those it asked for."""
+        """Until the heavy user has all answers, and the light ones those they asked for."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         began = asyncio.get_running_loop().time()
         before = await self._made()
@@ -100,11 +103,11 @@ class Flood:
                 light.cancel()
 
     async def _lights(self, http: httpx.AsyncClient, group: asyncio.TaskGroup) -> None:
-        most = self._plan.light_alone or 10_000
-        for _ in range(most):
-            asking = group.create_task(self._ask(http, "light", LIGHT_OUT))
+        asking: dict[str, asyncio.Task[None]] = {}
+        for user in itertools.islice(itertools.cycle(LIGHT), self._plan.light_alone or TURNS_MAX):
+            if user not in asking or asking[user].done():
+                asking[user] = group.create_task(self._ask(http, user, LIGHT_OUT))
             await asyncio.sleep(self._plan.light_every_s)
-            await asyncio.wait([asking])  # it has one request open, no more
 
     async def _ask(self, http: httpx.AsyncClient, user: str, tokens: int) -> None:
         got = Got(tokens)
