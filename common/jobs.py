@@ -77,6 +77,16 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """How often the job was taken out of an engine for others."""
 
 
+class Heads(msgspec.Struct, frozen=True):
+    """The first jobs of a lane, as `pop` left them."""
+
+    cls: str
+    user: str
+    """Its path."""
+    jobs: list[tuple[str, bytes]]
+    """(job, meta) in their order; a meta that is too long is empty."""
+
+
 class Popped(msgspec.Struct, frozen=True):
     """What `pop` gave, and what it left."""
 
@@ -88,6 +98,8 @@ class Popped(msgspec.Struct, frozen=True):
     """Groups below one that waits which are owed their floor share: one job may go before."""
     held_ms: int = 0
     """Nothing may be popped for so long."""
+    heads: list[Heads] = []
+    """With `lookahead`, of each lane that jobs were taken from."""
 
 
 class Led(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from common.cost import OUTPUT_ALPHA, OUTPUT_START, Terms
 from common.jobs import (
     Due,
     Enqueued,
+    Heads,
     Lane,
     Lease,
     Led,
@@ -111,6 +112,8 @@ class Queue:
         anyone: int | None = None,
         user_max: int = 0,
         floor: float = 0.0,
+        lookahead: int = 0,
+        liked: Sequence[str] = (),
         start: float = OUTPUT_START,
         lease_ms: int = 6_000,
         now_ms: int = 0,
@@ -120,12 +123,13 @@ class Queue:
         `classes` are those of the group that may go. `anyone`: so many of the places, the first
         ones, may go to any user, the rest to those with nothing in flight (of whose key nothing is,
         where it has sub-users); None: all. `user_max`: a user with so many jobs in flight is passed
-        over; 0: none is. Of each class the first users are looked at, up to POP_SCAN_MAX. `floor`:
-        the share of its charges that the groups below earn while they wait. `start`: units of cost
-        expected of a user never seen.
+        over; 0: none is. Of each class up to POP_SCAN_MAX users are looked at. `floor`: the share
+        of its charges that the groups below earn while they wait. `liked` jobs may go before
+        `lookahead` earlier ones of their lane, each of which is passed so often at most. `start`:
+        units of cost expected of a user never seen.
 
-        The caller owns what it gets. Never cancelled midway and never repeated: after an error
-        the leader looks for running jobs of its own that it does not know.
+        The caller owns what it gets. Never cancelled midway and never repeated: after an error the
+        leader looks for running jobs of its own that it does not know.
         """
         k, group = self.keys, self.keys.classes[classes[0]].group
         reply = await self.broker.call(
@@ -135,7 +139,8 @@ class Queue:
             backlog_prefix=k.backlog_prefix, counter_prefix=k.counter_prefix,
             job_prefix=k.record_prefix, body_prefix=k.body_prefix, start=start, floor=floor,
             anyone=len(backends) if anyone is None else anyone, user_max=user_max,
-            batch=POP_HEADS_MAX, scan=POP_SCAN_MAX, bytes_max=POP_BYTES_MAX, wanted=len(backends),
+            batch=POP_HEADS_MAX, scan=POP_SCAN_MAX, bytes_max=POP_BYTES_MAX, lookahead=lookahead,
+            liked=f" {' '.join(liked)} " if liked and lookahead else "", wanted=len(backends),
             names=[*backends, *k.classes, *(
                 "1" if c in classes else "0" if side.group == group else "-"
                 for c, side in k.classes.items()
@@ -144,9 +149,9 @@ class Queue:
         word = reply[0].decode()
         if word != "popped":
             return Popped(word, [], held_ms=int(reply[1]) if word == "held" else 0)
-        left = dict(zip(k.classes, reply[1], strict=True))
+        heads = [_heads(r) for r in reply.pop()] if lookahead else []
         leases = [_lease(r, backend) for r, backend in zip(reply[3:], backends, strict=False)]
-        return Popped(word, leases, left, tuple(_text(f).removeprefix("owed:") for f in reply[2]))
+        return Popped(word, leases, _left(k, reply[1]), _owed(reply[2]), heads=heads)
 
     async def start(
         self, job: str, owner: str, attempt: int, channel: str, frames: bytes, *, ring: bool = True
@@ -404,8 +409,7 @@ def _stored(meta: bytes, body: bytes) -> bytes:
 def _lease(r: list[Any], backend: str) -> Lease:
     weight, fixed, unit, square, most = r[5].split()
     replica, stored = r[6].decode(), r[11]
-    at = stored.find(b":", 0, META_DIGITS_MAX) + 1
-    end = at + int(stored[: at - 1] or 0) if at else 0
+    at, end = _meta(stored)
     return Lease(
         job=r[0].decode(), user=r[1].decode(), cls=r[2].decode(), attempt=int(r[3]),
         backend=backend, charged=float(r[4]),
@@ -414,6 +418,20 @@ def _lease(r: list[Any], backend: str) -> Lease:
         arrival=int(r[8]), deadline_ms=int(r[9]), inflight=r[10], body=stored[end:],
         yields=int(r[12]),
     )  # fmt: skip
+
+
+def _meta(stored: bytes) -> tuple[int, int]:
+    """Where the meta begins and ends."""
+    at = stored.find(b":", 0, META_DIGITS_MAX) + 1
+    return (at, at + int(stored[: at - 1] or 0)) if at else (0, 0)
+
+
+def _heads(r: list[bytes]) -> Heads:
+    jobs = []
+    for job, stored in zip(r[2::2], r[3::2], strict=True):
+        at, end = _meta(stored)
+        jobs.append((job.decode(), stored[at:end] if end <= len(stored) else b""))
+    return Heads(r[0].decode(), r[1].decode(), jobs)
 
 
 def _lane(r: list[bytes]) -> Lane:
@@ -433,6 +451,14 @@ def _due(r: list[bytes]) -> Due:
     return Due(
         why, job, state, user, cls, owner, int(attempt), started == "1", channel, replica  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _left(k: ModelKeys, jobs: list[int]) -> dict[str, int]:
+    return dict(zip(k.classes, jobs, strict=True))
+
+
+def _owed(fields: list[bytes]) -> tuple[str, ...]:
+    return tuple(_text(field).removeprefix("owed:") for field in fields)
 
 
 def _text(raw: bytes) -> str:

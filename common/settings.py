@@ -156,6 +156,10 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     prefix_affinity: bool = True
     """Whether a job goes to the backend that has computed the most of how its prompt begins, while
     that one has not much more in flight than the others. Of no effect with one backend."""
+    prefix_lookahead: Annotated[int, msgspec.Meta(ge=0, le=8)] = 0
+    """A user's job may go before so many earlier ones of the user and class where a backend has
+    computed how its prompt begins, and each lets so many go before it in all. 0: first in, first
+    out. Of no effect without `prefix_affinity`."""
     class_: dict[PriorityClass, ClassSettings] = msgspec.field(default_factory=dict, name="class")
 
     def __post_init__(self) -> None:

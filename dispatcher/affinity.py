@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import msgspec
 
 from common.errors import WireError
-from common.jobs import Lease, Popped
+from common.jobs import Popped
 from common.queue import Queue
 from common.settings import ModelSettings
 from common.wire import decode_meta
+from dispatcher.ahead import Ahead
 from dispatcher.backend import Backend
 from dispatcher.parts import Parts
 from dispatcher.prefix import Prefixes, split
@@ -26,17 +27,29 @@ class Affinity:
         self._queue = queue
         self._parts = parts
         self._on = settings.prefix_affinity
+        self.lookahead = settings.prefix_lookahead if self._on else 0
+        """For `Queue.pop`."""
         self._backends = backends
         self._prefixes = Prefixes()
+        self._ahead = Ahead()
+
+    def liked(self, turn: Turn) -> Sequence[str]:
+        """For the `pop` of this turn: jobs whose prompts begin as its backends have it."""
+        return self._ahead.liked(self._prefixes, set(turn.places)) if self.lookahead else ()
 
     async def placed(self, turn: Turn, popped: Popped) -> Popped:
         """The same jobs at the backends they go to. Raises BrokerError where that could not be
         written down: then nothing may be sent, and the caller gives the jobs back."""
-        if not self._on or len(self._backends) < 2 or not popped.leases:
+        for heads in popped.heads:
+            jobs = [(job, _hashes(meta)) for job, meta in heads.jobs]
+            self._ahead.told((heads.cls, heads.user), jobs)
+        useful = len(self._backends) > 1 or self.lookahead > 0
+        if not self._on or not useful or not popped.leases:
             return popped
         self._prefixes.keep([b.url for b in self._backends if b.reachable is not False])
-        jobs = [_hashes(lease) for lease in popped.leases]
-        chosen = follow(self._prefixes, turn.rooms, turn.places, jobs)
+        # A job that failed before need not go where it failed.
+        hashes = [() if x.tries else _hashes(x.meta) for x in popped.leases]
+        chosen = follow(self._prefixes, turn.rooms, turn.places, hashes)
         leases = [
             lease if lease.backend == name else msgspec.structs.replace(lease, backend=name)
             for lease, name in zip(popped.leases, chosen, strict=True)
@@ -53,11 +66,8 @@ class Affinity:
         return msgspec.structs.replace(popped, leases=leases)
 
 
-def _hashes(lease: Lease) -> Sequence[bytes]:
-    """None of a job that failed before: it need not go where it failed."""
-    if lease.tries:
-        return ()
+def _hashes(meta: bytes) -> Sequence[bytes]:
     try:
-        return split(decode_meta(lease.meta).prefix)
+        return split(decode_meta(meta).prefix)
     except WireError:
         return ()

@@ -225,6 +225,7 @@ class ModelLoop:
         popped = await self.queue.pop(
             turn.classes, turn.places, parts.owner, self.election.term, anyone=turn.anyone,
             user_max=turn.user_max, floor=self._settings.floor_share,
+            lookahead=self._affinity.lookahead, liked=self._affinity.liked(turn),
             start=self._pricing.start, lease_ms=parts.settings.job_lease_ms,
         )  # fmt: skip
         return await self._affinity.placed(turn, popped)

@@ -54,6 +54,10 @@ class Prefixes:
             while len(others) > most:
                 others.popitem(last=False)
 
+    def known(self, beginning: bytes, backends: Collection[str]) -> bool:
+        """Whether one of these backends has a beginning."""
+        return any(beginning in self._seen.get(name, {}) for name in backends)
+
     def matches(self, hashes: Hashes) -> Mapping[str, int]:
         """How many of the hashes, from the first on, each backend has; those with none left out."""
         if not hashes:

@@ -123,7 +123,7 @@ class Front:
         estimate = row.estimate(fields)
         most = max_output(row, fields, estimate.choices)
         policy = self._policies.of(model.name)
-        follows = policy.prefix_affinity and model.backends > 1
+        follows = policy.prefix_affinity and (model.backends > 1 or policy.prefix_lookahead)
         meta = JobMeta(
             path=row.path,
             dialect=row.dialect,

@@ -23,7 +23,9 @@ class ModelPolicy(msgspec.Struct, frozen=True):
     user_jobs: dict[str, int]
     """Most jobs of one user waiting in each class."""
     prefix_affinity: bool
-    """Whether its prompts' beginnings are told to dispatchers."""
+    """Whether its prompts' beginnings are told to dispatchers, where it has several backends."""
+    prefix_lookahead: bool
+    """Whether they are where it has one."""
     settings: GatewaySettings
 
     def weight(self, weight: float, cls: str) -> float:
@@ -69,5 +71,6 @@ def _policy(model: ModelSettings, gateway: GatewaySettings) -> ModelPolicy:
         wait_ms={c: max(1, int(s * 1000)) for c, s in wait_s.items()},
         user_jobs={c: model.of_class(c).jobs_max or gateway.jobs_max(c) for c in CLASSES},
         prefix_affinity=model.prefix_affinity,
+        prefix_lookahead=model.prefix_lookahead > 0,
         settings=gateway,
     )

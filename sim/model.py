@@ -18,6 +18,7 @@ from common.cost import OUTPUT_START
 from common.jobs import (
     Due,
     Enqueued,
+    Heads,
     Lane,
     Lease,
     Led,
@@ -113,10 +114,11 @@ class Model(Turns, Runs):
 
     def pop(
         self, classes: Sequence[str], backends: Sequence[str], owner: str, term: int, *,
-        anyone: int | None = None, user_max: int = 0, floor: float = 0.0,
-        start: float = OUTPUT_START, lease_ms: int = 6_000, now_ms: int,
+        anyone: int | None = None, user_max: int = 0, floor: float = 0.0, lookahead: int = 0,
+        liked: Sequence[str] = (), start: float = OUTPUT_START, lease_ms: int = 6_000, now_ms: int,
     ) -> Popped:  # fmt: skip
-        """The first job of the user with the least counter, once for each backend named."""
+        """The first job of the user with the least counter, once for each backend named;
+        or one liked that follows soon."""
         h = self.leads(owner, term, now_ms)
         if not h:
             return Popped("stale", [])
@@ -128,7 +130,7 @@ class Model(Turns, Runs):
             turn = self.turn(classes, user_max, idle=len(leases) >= anyone)
             if turn is None:
                 break
-            job = turn[1]
+            job = self.ahead(turn[1], lookahead, liked)
             if not job.record or job.state != "waiting":
                 del self.jobs[job.id]  # its record is lost: it must not hold up the others
                 continue
@@ -145,7 +147,12 @@ class Model(Turns, Runs):
             if above and waits and self.owed.get(group, 0) > 0:
                 due.append(group)
             above += waits
-        return Popped("popped", leases, left, tuple(due))
+        lanes = dict.fromkeys((lease.cls, lease.user) for lease in leases if lookahead)
+        heads = [
+            Heads(*lane, [(j.id, j.meta or b"") for j in self.lane(*lane)[: lookahead + 1]])
+            for lane in lanes
+        ]
+        return Popped("popped", leases, left, tuple(due), heads=heads)
 
     def _run(
         self, job: Job, backend: str, owner: str, start: float, floor: float, first: float,

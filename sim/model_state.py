@@ -30,6 +30,7 @@ class Job(msgspec.Struct, kw_only=True):
     meta: bytes | None = None
     tries: int = 0
     yields: int = 0
+    passed: int = 0
     owner: str | None = None
     attempt: int | None = None
     backend: str | None = None

@@ -41,6 +41,22 @@ class Turns(State):
         ]
         return (min(turns)[0], self.lane(*min(turns)[2:])[0]) if turns else None
 
+    def ahead(self, head: Job, lookahead: int, liked: Sequence[str]) -> Job:
+        """Of the first jobs of a lane the first that is liked, where it may pass those before it:
+        each lets `lookahead` go before it in all."""
+        passed: list[Job] = []
+        for job in self.lane(head.cls, head.user)[: lookahead + 1]:
+            if not job.record:
+                break
+            if job.id in liked:
+                for other in passed:
+                    other.passed += 1
+                return job
+            if job.passed >= lookahead:
+                break
+            passed.append(job)
+        return head
+
     def _first(self, cls: str, user_max: int, idle: bool) -> tuple[str, str]:
         """The first in a class that may go: its name in the order, and the user whose job goes."""
 

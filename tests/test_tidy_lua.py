@@ -28,6 +28,7 @@ LIBRARIES = FOLDER + "lib/"
 QUEUE_FILE = "common/queue.py"
 PREFIX_SCRIPTS = {
     "common/lua/pop.lua": "which jobs come next is known only inside the script",
+    "common/lua/lib/ahead.lua": "the same: a part of `pop`",
     "common/lua/reap.lua": "which jobs are due is known only inside the script",
     "common/lua/snapshot.lua": "which jobs run is known only inside the script",
 }
@@ -128,6 +129,8 @@ def whole_keys(root: Path) -> list[str]:
     found = []
     for path, lines, body in scripts(root):
         slots = {m[2] for line in lines if (m := SLOT.match(line))}
+        if path.startswith(LIBRARIES):  # it has those of the scripts that use it
+            slots = set(re.findall(r"\w+_prefix\b", body))
         prefixes = {s for s in slots if s.endswith("_prefix") and path in PREFIX_SCRIPTS}
         found += [
             f"{path}:{line_of(body, m.start())}: a key in a script: {m[0]}"

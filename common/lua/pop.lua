@@ -3,6 +3,7 @@
 -- USES counts
 -- USES turns
 -- USES floor
+-- USES ahead
 -- KEYS running         zset   job -> lease deadline
 -- KEYS inflight        hash   user -> running jobs
 -- KEYS ewma            hash   user -> mean units of cost
@@ -27,11 +28,15 @@
 -- ARGV batch           num    most lane heads looked at
 -- ARGV scan            num    most users of a backlog looked at
 -- ARGV bytes_max       num    no further job once the bodies reach this
+-- ARGV lookahead       num    a job may go before so many earlier ones of its lane, each of which lets
+--                             so many go before it in all
+-- ARGV liked           str    the jobs that may, a space before and after each; or none
 -- ARGV wanted          num    so many jobs
 -- ARGV names           str*   a backend for each; all classes, highest first; for each if it may go 1,
 --                             of its group 0, else -; the fields of its jobs, and of what its group
 --                             is owed
--- RETURNS {'popped', {jobs left of each class…}, {groups owed…}, job…} | {'held', ms} | {'stale'}
+-- RETURNS {'popped', {jobs left of each class…}, {groups owed…}, job…, and with `lookahead` the first
+--         jobs of their lanes} | {'held', ms} | {'stale'}
 local function int(x) return string.format('%.0f', x) end
 local n = (#names - wanted) / 4
 local l = redis.call('HMGET', board, 'owner', 'term', 'deadline', 'hold', 'bytes', 'v:' .. group,
@@ -83,8 +88,8 @@ while #out - 3 < wanted and looked < batch and bytes < bytes_max do
   local first, class, user, own = next_turn(may, idle)
   if not first then break end
   local lane = lane_prefix .. class.name .. ':' .. user
-  local heads = redis.call('ZRANGE', lane, 0, 1)
-  local job, at = heads[1], nil
+  local heads = redis.call('ZRANGE', lane, 0, math.max(1, lookahead))
+  local job, at = liked == '' and heads[1] or choose(heads), nil
   if own then
     local key = string.match(user, '^[^:]*')
     at = {level(class, key .. ':', first, group, ''),
@@ -141,4 +146,5 @@ end
 if v then set[#set + 1], set[#set + 2] = 'v:' .. group, v end
 out[2], out[3] = left_of, due(every, set)
 if gone then redis.call('HSET', board, unpack(set)) end
+if lookahead > 0 then out[#out + 1] = first_jobs(out) end
 return out

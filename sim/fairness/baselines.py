@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from common.keys import CLASSES
-from sim.fairness.order import Entry
+from sim.fairness.jobs import Entry
 
 
 class Waiting(Protocol):

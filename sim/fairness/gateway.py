@@ -13,6 +13,7 @@ from common.keys import CLASSES, GROUPS, Policy
 from common.settings import Fairness, ModelSettings
 from common.wire import Usage
 from dispatcher.admission import BATCH, HEADROOM, BackendLoad
+from dispatcher.ahead import Ahead
 from dispatcher.engines.facts import EngineFacts
 from dispatcher.prefix import Prefixes
 from dispatcher.routing import Place, Router, follow
@@ -22,8 +23,8 @@ from dispatcher.turns import Rules as Limits
 from dispatcher.why import Why
 from dispatcher.yields import Pressed, Yields
 from sim.fairness.baselines import Waiting
-from sim.fairness.jobs import Job
-from sim.fairness.order import Entry, Order
+from sim.fairness.jobs import Entry, Job
+from sim.fairness.order import Order
 from sim.fairness.prefixes import beginning
 from sim.fairness.world import World
 
@@ -66,6 +67,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """False: all jobs are of one class."""
     affinity: bool = True
     """Whether jobs follow the beginnings of their prompts."""
+    lookahead: int = 0
+    """As `prefix_lookahead`."""
     hop: float = 0.001
     """Seconds from the gateway to an engine, one way."""
     delay: float = 0.0
@@ -102,6 +105,7 @@ class Gateway:
         self._router = Router()
         self._yields = Yields()
         self._prefixes = Prefixes()
+        self._ahead = Ahead()
         self._beginnings: dict[str, list[bytes]] = {}
         """Of the prompts of jobs that wait."""
         self._pages: list[deque[tuple[float, EngineFacts]]] = [deque() for _ in range(n)]
@@ -196,10 +200,7 @@ class Gateway:
                                         len(self._loads))  # fmt: skip
         turns = Round(GROUPS[self._rules.policy], self._limits, self._router)
         while (turn := turns.next(self._view(now, ceiling))) is not None:
-            entries = self._order.pop(
-                turn.classes, len(turn.places), anyone=turn.anyone, user_max=turn.user_max,
-                floor=self._rules.floor,
-            )  # fmt: skip
+            entries = self._pop(turn)
             for entry, place in zip(entries, self._placed(turn, entries), strict=False):
                 self._send(now, entry, int(place), floor=turn.floor)
             turns.told(turn, len(entries))
@@ -207,6 +208,23 @@ class Gateway:
             self._ceiling.bound(now)
         if self._yields and isinstance(self._order, Order):  # others know no classes
             self._take_back(now, turns, self._order)
+
+    def _pop(self, turn: Turn) -> list[Entry]:
+        order, ahead, k = self._order, self._ahead, self._rules.lookahead
+        if not k or not isinstance(order, Order):
+            return order.pop(
+                turn.classes, len(turn.places), anyone=turn.anyone, user_max=turn.user_max,
+                floor=self._rules.floor,
+            )  # fmt: skip
+        entries = order.pop(
+            turn.classes, len(turn.places), anyone=turn.anyone, user_max=turn.user_max,
+            floor=self._rules.floor, lookahead=k,
+            liked=ahead.liked(self._prefixes, turn.places),
+        )  # fmt: skip
+        for cls, user in dict.fromkeys((entry.cls, entry.user) for entry in entries):
+            first = order.first(cls, user, k + 1)
+            ahead.told((cls, user), [(job, self._beginnings.get(job, ())) for job in first])
+        return entries
 
     def _take_back(self, now: float, turns: Round, order: Order) -> None:
         pressed = [self._pressed(now, n) for n in self._engines]

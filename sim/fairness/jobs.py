@@ -7,6 +7,8 @@ from collections.abc import Collection
 
 import msgspec
 
+from common.cost import Terms
+
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 """Service is counted in weighted tokens, as `fairness = "tokens"` charges them."""
 
@@ -109,3 +111,20 @@ class Result(msgspec.Struct, frozen=True):
     def busy_until(self) -> float:
         """The last sample at which requests waited in an engine."""
         return max((s.at for s in self.samples if s.waiting), default=0.0)
+
+
+class Entry(msgspec.Struct, kw_only=True):
+    """A job in the order. `user` is a path as `common.keys.path` makes it."""
+
+    id: str
+    user: str
+    cls: str
+    terms: Terms
+    weight: float = 1.0
+    """Divides what it costs."""
+    arrival: int = 0
+    charged: float = 0.0
+    passed: int = 0
+    """How often a job of its user that came later went before it."""
+    inflight: int = 0
+    """Jobs of its user (its key's, where sub-users) that ran when it was popped."""

@@ -10,31 +10,15 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-import msgspec
-
-from common.cost import OUTPUT_ALPHA, OUTPUT_START, Terms
+from common.cost import OUTPUT_ALPHA, OUTPUT_START
 from common.keys import CLASSES, GROUPS, Policy
+from sim.fairness.jobs import Entry
 
 SCAN = 64
 """Users of a backlog that one pop looks at."""
 LIFTS_MAX = 65_535
-
-
-class Entry(msgspec.Struct, kw_only=True):
-    """A job in the order. `user` is a path as `common.keys.path` makes it."""
-
-    id: str
-    user: str
-    cls: str
-    terms: Terms
-    weight: float = 1.0
-    """Divides what it costs."""
-    arrival: int = 0
-    charged: float = 0.0
-    inflight: int = 0
-    """Jobs of its user (its key's, where sub-users) that ran when it was popped."""
 
 
 class _Level:
@@ -145,13 +129,14 @@ class Order:
 
     def pop(
         self, classes: Sequence[str], places: int, *, anyone: int | None = None,
-        user_max: int = 0, floor: float = 0.0,
+        user_max: int = 0, floor: float = 0.0, lookahead: int = 0, liked: Collection[str] = (),
     ) -> list[Entry]:  # fmt: skip
         """The next jobs of these classes of one group, at most one for each place.
 
         `anyone`: so many places are for anyone, the rest for users with nothing in flight.
         `user_max`: users with so many in flight are passed over. `floor`: the share of what this
-        group is charged that each lower one that waits is owed.
+        group is charged that each lower one that waits is owed. `liked`: jobs that may go before
+        at most `lookahead` of their user's, each of which lets so many go before it in all.
         """
         out: list[Entry] = []
         while len(out) < places:
@@ -161,8 +146,22 @@ class Order:
                 break
             everyone = self._turn(self._of[classes[0]].classes, False, user_max)
             cls, user, least = turn
-            out.append(self._run(cls, user, everyone[2] if everyone else least, floor))
+            nth = self._ahead(cls, user, lookahead, liked) if liked else 0
+            out.append(self._run(cls, user, everyone[2] if everyone else least, floor, nth))
         return out
+
+    def first(self, cls: str, user: str, most: int) -> list[str]:
+        """The first jobs of a lane."""
+        return [job for _, job in self._lanes.get((cls, user), ())[:most]]
+
+    def _ahead(self, cls: str, user: str, lookahead: int, liked: Collection[str]) -> int:
+        """Which job of a lane goes, past those before it."""
+        entries = [self._entries[job] for job in self.first(cls, user, lookahead + 1)]
+        full = next((i for i, e in enumerate(entries) if e.passed >= lookahead), lookahead)
+        nth = next((i for i, e in enumerate(entries[: full + 1]) if e.id in liked), 0)
+        for entry in entries[:nth]:
+            entry.passed += 1
+        return nth
 
     def _turn(
         self, classes: Sequence[str], idle: bool, user_max: int
@@ -190,10 +189,10 @@ class Order:
         subs = group.below[name[:-1]].first(cls)
         return next((s for s in subs if not user_max or self.inflight.get(s, 0) < user_max), None)
 
-    def _run(self, cls: str, user: str, first: float, floor: float) -> Entry:
+    def _run(self, cls: str, user: str, first: float, floor: float, nth: int) -> Entry:
         group = self._of[cls]
         lane = self._lanes[cls, user]
-        entry = self._entries[lane.pop(0)[1]]
+        entry = self._entries[lane.pop(nth)[1]]
         if not lane:
             del self._lanes[cls, user]
         t = entry.terms

@@ -68,6 +68,13 @@ def _at_most(jobs: int) -> Policy:
     )  # fmt: skip
 
 
+def _lookahead(jobs: int) -> Policy:
+    return Policy(
+        f"lookahead-{jobs}", f"as `reserve`, with `prefix_lookahead = {jobs}`",
+        lambda w, r: _fair(w, _change(r, lookahead=jobs)),
+    )  # fmt: skip
+
+
 RATE = 0.7
 BURST = 4
 """Of the static limit, for each user: about a quarter of what the engine `gen` does."""
@@ -103,6 +110,7 @@ POLICIES = {
         *(_headroom(n) for n in (2, 4, 6, 8, 12)),
         *(_yields(n) for n in (0, 1, 4)),
         *(_at_most(n) for n in (32, 56, 96)),
+        *(_lookahead(n) for n in (2, 4, 8)),
         Policy("no-yield", "as `reserve`, but what batch holds it keeps",
                lambda w, r: _fair(w, _change(r, yields=False))),
     )

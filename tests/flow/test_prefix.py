@@ -199,12 +199,13 @@ async def test_jobs_popped_as_the_leader_ends_go_back(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("backends", "on", "told"), [(2, True, True), (1, True, False), (2, False, False)]
+    ("backends", "on", "ahead", "told"),
+    [(2, True, 0, True), (1, True, 0, False), (1, True, 1, True), (2, False, 1, False)],
 )
 async def test_a_gateway_tells_beginnings_where_there_is_a_choice(
-    backends: int, on: bool, told: bool
+    backends: int, on: bool, ahead: int, told: bool
 ) -> None:
-    settings = Settings(models={MODEL: ModelSettings(prefix_affinity=on)})
+    settings = Settings(models={MODEL: ModelSettings(prefix_affinity=on, prefix_lookahead=ahead)})
     messages = [{"role": "user", "content": "x" * 5_000}]
     sent = json.dumps({"model": MODEL, "messages": messages}).encode()
     async with site(settings, backends=backends) as s, Exchange(s.app, "POST", CHAT, sent) as e:

@@ -151,6 +151,7 @@ def _record(job: Job) -> dict[str, object]:
         "state": job.state, "user": job.user, "class": job.cls, "arrival": job.arrival,
         "floor": job.floor, "size": job.size, "terms": _terms(job), "replica": job.replica,
         "deadline": job.deadline, "tries": job.tries, "yields": job.yields or None,
+        "passed": job.passed or None,
         "owner": job.owner, "attempt": job.attempt,
         "backend": job.backend, "started": job.started or None, "charged": job.charged,
         "cancelled": job.cancelled, "outcome": job.outcome,

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from common.cost import Terms
+from common.keys import path
 from common.outcomes import Outcome
 from tests.stateful.steps import IDS, OWNERS, TYPICAL, USERS, Steps
 from tests.stateful.stores import REPLICAS
@@ -46,6 +47,7 @@ bounds = st.sampled_from(
 )  # fmt: skip
 anyone = st.sampled_from([None, None, 0, 1])
 user_max = st.sampled_from([0, 0, 1, 2])
+lookaheads = st.sampled_from([1, 1, 2, 8])
 floors = st.sampled_from([0.0, 0.5, 0.5])
 passing = st.sampled_from([1, 500, 1_000, 1_001, 2_000, 5_999, 6_000, -1, -20_000])
 hows = st.sampled_from(["rightly", "rightly", "rightly", "an old term", "too late"])
@@ -73,6 +75,8 @@ going = st.one_of(
          floor=floors),
     step("pop", owner=owners, how=st.just("rightly"), backends=st.just(["b1", "b1"]),
          floor=floors),
+    step("pop_past", owner=owners, user=st.sampled_from(USERS), cls=classes, lookahead=lookaheads,
+         nth=st.integers(0, 3), pops=st.integers(1, 4), lost=rarely),
     step("pop_and_give_back", cls=classes, owner=owners, insist=st.booleans()),
     step("pop_that_is_lost", owner=owners),
 )  # fmt: skip
@@ -143,6 +147,21 @@ class QueueMachine(Steps, RuleBasedStateMachine):
     @rule(step=st.sampled_from(GROUPS).flatmap(lambda group: group))
     def take(self, step: Step) -> None:
         getattr(self, step[0])(**step[1])
+
+    def pop_past(
+        self, owner: str, user: tuple[str, str], cls: str, lookahead: int, nth: int, pops: int,
+        lost: bool,
+    ) -> None:  # fmt: skip
+        """Of a user with many jobs, and again and again, those some way behind the first."""
+        self.enqueue_many([(job, user) for job in IDS[1:]], cls, TYPICAL, 1.0, False)
+        if lost:
+            self.lose_record(nth, True, False)
+        before = {job.id: job.passed for job in self.model.jobs.values()}
+        for _ in range(pops):
+            liked = [job.id for job in self.model.lane(cls, path(*user))[nth : nth + 2]]
+            self.pop(["b1"] * (1 + lost), owner, "rightly", cls, lookahead=lookahead, liked=liked)
+        for job in self.model.jobs.values():
+            assert job.passed <= max(before[job.id], lookahead), "too many went before it"
 
     @invariant()
     def always(self) -> None:

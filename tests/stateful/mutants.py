@@ -78,6 +78,10 @@ MUTANTS = [
         "if not job or r[1] ~= 'waiting' then",
         "if not job then",
     ),
+    Mutant("a job is passed for ever", "lib/ahead", ">= lookahead then break", ">= 99 then break"),
+    Mutant("who is passed is not told", "lib/ahead", "'passed', 1)", "'passed', 0)"),
+    Mutant("a lost record is passed", "lib/ahead", "if r[1] ~= 'waiting' then break end", ""),
+    Mutant("one more is looked at", "pop", "math.max(1, lookahead)", "1 + lookahead"),
     Mutant("weight is forgotten", "pop", "cost / weight", "cost"),
     Mutant("the cap on output is forgotten", "pop", "or start, most)", "or start, 1e9)"),
     Mutant(

@@ -261,6 +261,7 @@ class Steps:
     def pop(
         self, backends: list[str], owner: str, how: str, cls: str | None = None,
         whole: bool = True, anyone: int | None = None, user_max: int = 0, floor: float = 0.0,
+        lookahead: int = 0, liked: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Of the group of `cls`, or as the dispatcher does: of the first that has a job waiting.
 
@@ -273,8 +274,8 @@ class Steps:
         counters = dict(self.model.counters[group])
         waits = [name for c in classes for name in self.model.backlog(c)]
         whole_records = all(j.record for j in self.model.jobs.values())
-        popped = self.timed("pop", classes, backends, owner, term, anyone=anyone,
-                            user_max=user_max, floor=floor)  # fmt: skip
+        popped = self.timed("pop", classes, backends, owner, term, anyone=anyone, user_max=user_max,
+                            floor=floor, lookahead=lookahead, liked=liked)  # fmt: skip
         for lease in popped.leases:
             self.remember(lease, owner)
         if popped.leases and anyone is None and not user_max and whole_records:

@@ -1,6 +1,7 @@
 """The fair order in memory chooses what the executable specification of the verbs chooses."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,8 @@ from common.cost import Terms
 from common.jobs import Lease, Limits, NewJob
 from common.keys import GROUPS, Policy
 from common.outcomes import Outcome
-from sim.fairness.order import Entry, Order
+from sim.fairness.jobs import Entry
+from sim.fairness.order import Order
 from sim.model import Model
 
 LIMITS = Limits(10_000, 1 << 30, 10_000, 1 << 30, 10_000, 1 << 30)
@@ -45,19 +47,25 @@ class Pair:
         self.waiting.append((job, cls, path))
 
     def pop(self, group: int, pick: int, places: int, anyone: int | None, user_max: int,
-            floor: float) -> None:  # fmt: skip
+            floor: float, lookahead: int = 0, liked: Sequence[str] = ()) -> None:  # fmt: skip
         of_group = GROUPS[self.policy][group % len(GROUPS[self.policy])][1]
         classes = of_group if pick else of_group[-1:]
         popped = self.model.pop(
             classes, ["b"] * places, OWNER, self.term, anyone=anyone, user_max=user_max,
-            floor=floor, lease_ms=10**9, now_ms=self.now,
+            floor=floor, lookahead=lookahead, liked=liked, lease_ms=10**9, now_ms=self.now,
         )  # fmt: skip
-        ours = self.order.pop(classes, places, anyone=anyone, user_max=user_max, floor=floor)
+        ours = self.order.pop(
+            classes, places, anyone=anyone, user_max=user_max, floor=floor, lookahead=lookahead,
+            liked=liked,
+        )  # fmt: skip
         assert [e.id for e in ours] == [lease.job for lease in popped.leases]
         assert [e.charged for e in ours] == [pytest.approx(x.charged) for x in popped.leases]
         assert [e.inflight for e in ours] == [lease.inflight for lease in popped.leases]
         assert self.order.waiting == popped.left
         assert self.order.due() == popped.due
+        for heads in popped.heads:
+            told = self.order.first(heads.cls, heads.user, lookahead + 1)
+            assert told == [job for job, _ in heads.jobs]
         self.leases += popped.leases
         gone = {lease.job for lease in popped.leases}
         self.waiting = [w for w in self.waiting if w[0] not in gone]
@@ -101,7 +109,8 @@ def play(pair: Pair, rng: random.Random, steps: int) -> None:
             pair.pop(
                 rng.randrange(3), rng.randrange(2), rng.randrange(4),
                 rng.choice([None, None, 0, 1, 2]), rng.choice([0, 0, 1, 2]),
-                rng.choice([0.0, 0.02, 0.5]),
+                rng.choice([0.0, 0.02, 0.5]), rng.choice([0, 1, 3]),
+                [job for job, _, _ in pair.waiting if rng.random() < 0.3],
             )  # fmt: skip
         elif step < 0.72 and pair.leases:
             pair.charge(rng.choice(pair.leases), rng.choice([10.0, 900.0, 2_500.0]))
