@@ -131,13 +131,13 @@ class Fleet:
     def leader(self, model: str) -> Role | None:
         """The dispatcher that Redis has as the model's leader, whether its lease is over or not."""
         with self.redis() as client:
-            owner = client.hget(ModelKeys(model).leader, "owner")
+            owner = client.hget(ModelKeys(model).board, "owner")
         return self.dispatcher((owner or b"").decode())
 
     def term(self, model: str) -> int:
         """The number of the model's present term."""
         with self.redis() as client:
-            return int(client.hget(ModelKeys(model).leader, "term") or 0)
+            return int(client.hget(ModelKeys(model).board, "term") or 0)
 
     def dispatcher(self, owner: str) -> Role | None:
         """The dispatcher whose present or last start had this id."""
@@ -167,7 +167,7 @@ class Fleet:
     def waiting(self) -> int:
         """Jobs waiting in all models."""
         with self.redis() as client:
-            return sum(int(client.hget(ModelKeys(m).waiting, "jobs") or 0) for m in self.models)
+            return sum(int(client.zcard(ModelKeys(m).deadlines)) for m in self.models)
 
     def now_ms(self) -> int:
         """The Redis server's clock."""
@@ -239,7 +239,7 @@ class Pops:
         running = self._fleet.running()
         with self._fleet.redis() as client:
             for model, terms in self._terms.items():
-                owner, term = client.hmget(ModelKeys(model).leader, "owner", "term")
+                owner, term = client.hmget(ModelKeys(model).board, "owner", "term")
                 if owner and term:
                     terms[int(term)] = owner.decode()
         self.seen |= {(r.job, r.popped_ms): r for r in running}

@@ -133,7 +133,7 @@ class Live:
 
     async def _led_by(self, owner: str, models: Sequence[str]) -> bool:
         for model in models:
-            leader = await self.broker.command("HGET", ModelKeys(model).leader, "owner")
+            leader = await self.broker.command("HGET", ModelKeys(model).board, "owner")
             if leader != owner.encode():
                 return False
         return True
@@ -162,7 +162,7 @@ class Live:
 
     async def waiting(self, model: str) -> int:
         """Jobs that wait in Redis."""
-        return int(await self.broker.command("HGET", ModelKeys(model).waiting, "jobs") or 0)
+        return int(await self.broker.command("ZCARD", ModelKeys(model).deadlines))
 
     async def play(self, case: dict[str, Any]) -> list[str]:
         """Play one variant; what went wrong."""
