@@ -194,7 +194,9 @@ def _config(engines: Sequence[Vllm]) -> str:
         f'[[keys]]\nsecret = "sk-{user}"\nuser = "{user}"\n' for user in ("heavy", *LIGHT)
     )
     admin = f'[[keys]]\nsecret = "{ADMIN}"\nuser = "admin"\nrole = "admin"\n'
-    return f"[models.{MODEL}]\nbackends = [{backends}]\n{keys}{admin}"
+    # One user may have the whole flood waiting.
+    limits = "[gateway]\nuser_jobs_max = 10_000\n"
+    return f"{limits}[models.{MODEL}]\nbackends = [{backends}]\n{keys}{admin}"
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     def longer(self) -> "Plan":
         """Long enough for an engine to end and start meanwhile."""
-        return msgspec.structs.replace(self, heavy=8 * self.heavy)
+        return msgspec.structs.replace(self, heavy=12 * self.heavy)
 
 
 class Got(msgspec.Struct):
