@@ -38,9 +38,12 @@ class Plan(msgspec.Struct, frozen=True):
         """The light users' part alone."""
         return Plan(heavy=0, light_every_s=self.light_every_s, light_alone=40)
 
-    def longer(self) -> "Plan":
-        """Long enough for an engine to end and start meanwhile."""
-        return msgspec.structs.replace(self, heavy=12 * self.heavy)
+    endless: bool = False
+    """The heavy user sends another for each that ends, until it has `enough`."""
+
+    def without_end(self) -> "Plan":
+        """For as long as an engine takes to end and to start again."""
+        return msgspec.structs.replace(self, endless=True)
 
 
 class Got(msgspec.Struct):
@@ -60,6 +63,7 @@ class Flood:
     def __init__(self, goals: Sequence[str], engines: Sequence[str], plan: Plan) -> None:
         self.heavy: list[Got] = []
         self.light: list[Got] = []
+        self.enough = False
         self.tokens_per_s = 0.0
         """Of all engines, while the heavy user's requests were open."""
         self._goals = itertools.cycle(goals)
@@ -91,16 +95,18 @@ class Flood:
             httpx.AsyncClient(timeout=8 * ANSWER_S, limits=limits, trust_env=False) as http,
             asyncio.TaskGroup() as group,
         ):
-            heavy = [
-                group.create_task(self._ask(http, "heavy", self._random.randint(*HEAVY_OUT)))
-                for _ in range(self._plan.heavy)
-            ]
+            heavy = [group.create_task(self._heavy(http)) for _ in range(self._plan.heavy)]
             light = group.create_task(self._lights(http, group))
             if heavy:
                 await asyncio.wait(heavy)
                 seconds = asyncio.get_running_loop().time() - began
                 self.tokens_per_s = (await self._made() - before) / seconds
                 light.cancel()
+
+    async def _heavy(self, http: httpx.AsyncClient) -> None:
+        await self._ask(http, "heavy", self._random.randint(*HEAVY_OUT))
+        while self._plan.endless and not self.enough:
+            await self._ask(http, "heavy", self._random.randint(*HEAVY_OUT))
 
     async def _lights(self, http: httpx.AsyncClient, group: asyncio.TaskGroup) -> None:
         asking: dict[str, asyncio.Task[None]] = {}
