@@ -1,6 +1,6 @@
 """Which backend has computed how much of a prompt's beginning, as far as the leader has seen.
 
-A prompt comes as hashes of ever longer beginnings (see `gateway.prefix`). Each backend that got
+A prompt comes as hashes of ever longer beginnings (common/intake/prefix.py). Each backend that got
 one is taken to hold all of them; what it held longest unused is forgotten first, as an engine does.
 Only the leader learns: another one begins with nothing. Pure.
 """

@@ -17,13 +17,13 @@ from common import keys, placed
 from common.broker import Broker
 from common.config import converted
 from common.errors import BrokerError, ConfigError, WireError
+from common.intake.answers import JSON_TYPE, RETRY_S_MIN, Answer, Refusal, bad_request, unavailable
+from common.intake.models import STALE_MS
 from common.placed import PLACED_MAX, Placements
 from common.settings import BackendSettings
 from common.wire import ServedBackend, decode_announcement
-from gateway.answers import JSON_TYPE, RETRY_S_MIN, Answer, Refusal, bad_request, unavailable
 from gateway.auth import Keys
 from gateway.client import Client
-from gateway.models import STALE_MS
 from gateway.pages import page
 
 log = logging.getLogger("fairlane.admin")

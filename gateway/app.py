@@ -12,15 +12,15 @@ from functools import partial
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
+from common.intake.answers import INTERNAL, NO_ROUTE, Refusal, wrong_method
+from common.intake.routes import ROWS
 from gateway.admin import Admin
-from gateway.answers import INTERNAL, NO_ROUTE, Refusal, wrong_method
 from gateway.client import Client, ClientGone, Receive, Scope, Send
 from gateway.files_api import FilesApi
 from gateway.front import Front
 from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
 from gateway.pages import Handler, Pages
-from gateway.routes import ROWS
 
 log = logging.getLogger("fairlane.gateway")
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from common.intake.answers import UNAUTHORIZED, Refusal, bad_request
 from common.key_settings import KeySettings
 from common.keys import CLASSES, path
-from gateway.answers import UNAUTHORIZED, Refusal, bad_request
 from gateway.background import Rule, compiled
 from gateway.people import Headers, People, people
 

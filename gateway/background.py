@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from common.intake.body import Top, present
 from common.key_settings import BackgroundRule, split_rule
 from common.keys import CLASSES
-from gateway.body import Top, present
 from gateway.people import Headers
 
 SEARCHED_BYTES = 4 << 10

@@ -6,9 +6,9 @@ import logging
 from common import keys
 from common.broker import Broker
 from common.errors import BrokerError
+from common.intake.queues import Queues
 from common.outcomes import Outcome
 from common.wire import Cancel, encode_controls
-from gateway.queues import Queues
 from gateway.tickets import Ticket
 
 log = logging.getLogger("fairlane.gateway")

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from gateway.answers import COMPRESSED, TOO_SLOW, Answer, Headers, Refusal, too_large
+from common.intake.answers import COMPRESSED, TOO_SLOW, Answer, Headers, Refusal, too_large
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

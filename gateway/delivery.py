@@ -11,9 +11,9 @@ from functools import lru_cache
 
 import msgspec
 
+from common.intake.answers import DONE, Answer, Headers, ending, error_event
 from common.outcomes import Outcome
 from common.wire import Data, End, Head
-from gateway.answers import DONE, Answer, Headers, ending, error_event
 
 HOLD_BYTES = 256 << 10
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, quote
 import msgspec
 
 from common.errors import StoreError
-from gateway.answers import (
+from common.intake.answers import (
     JSON_TYPE,
     RETRY_S_MIN,
     Answer,

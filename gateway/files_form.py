@@ -8,7 +8,7 @@ import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from gateway.answers import Refusal, bad_request, too_large
+from common.intake.answers import Refusal, bad_request, too_large
 
 PURPOSES = ("fine-tune", "assistants", "batch", "user_data", "vision", "evals")
 """What files may be uploaded for, as OpenAI's API has it."""

@@ -4,25 +4,24 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from common.intake import body as bodies
+from common.intake.answers import RETRY_S_MIN, Refusal, unavailable
+from common.intake.job import new_job
+from common.intake.models import Models
+from common.intake.policy import Policies
+from common.intake.routes import Row
 from common.jobs import NewJob
 from common.keys import CLASSES
 from common.settings import Settings
-from common.wire import JobMeta, ServedModel, encode_meta
-from gateway import body as bodies
-from gateway.answers import RETRY_S_MIN, Refusal, unavailable
+from common.wire import ServedModel
 from gateway.auth import Keys, Principal, choose_class, open_user
 from gateway.background import demoted
 from gateway.client import Client
 from gateway.metrics import GatewayMetrics
-from gateway.models import Models
 from gateway.pages import Handler, find
 from gateway.people import Who
-from gateway.policy import Policies
-from gateway.prefix import hashes
-from gateway.routes import Row, max_output
 from gateway.stream import Exchange, Timing
 from gateway.submit import Desk
-from gateway.tickets import job_id
 from gateway.watch import Watch
 
 _INF = float("inf")
@@ -119,33 +118,11 @@ class Front:
         cls = choose_class(principal, client.cls, fields.service_tier)
         cls = demoted(cls, principal.background, client.headers, fields.top)
         who = _who(principal, client, fields)
+        new = new_job(
+            row, fields, body, model, self._policies.of(model.name), user=who.user, sub=who.sub,
+            weight=principal.weight, cls=cls, replica=self._desk.replica,
+        )  # fmt: skip
         stream = row.streams and fields.stream
-        estimate = row.estimate(fields)
-        most = max_output(row, fields, estimate.choices)
-        policy = self._policies.of(model.name)
-        follows = policy.prefix_affinity and (model.backends > 1 or policy.prefix_lookahead)
-        meta = JobMeta(
-            path=row.path,
-            dialect=row.dialect,
-            stream=stream,
-            wants_usage=fields.include_usage,
-            choices=estimate.choices,
-            input=estimate.input,
-            max_output=most,
-            prefix=hashes(model.name, fields.top, row.prompt) if follows else b"",
-        )
-        new = NewJob(
-            id=job_id(),
-            user=who.user,
-            sub=who.sub,
-            cls=cls,
-            wait_ms=policy.wait_ms[cls],
-            terms=policy.pricing.terms(estimate.input, most),
-            weight=policy.weight(principal.weight, cls),
-            replica=self._desk.replica,
-            meta=encode_meta(meta),
-            body=bodies.edited(fields, body, model=model.name, wants_usage=stream and row.usage),
-        )
         return new, model, self._timings[cls, not (stream and principal.comments)]
 
 

@@ -13,16 +13,16 @@ import msgspec
 
 from common.broker import Broker
 from common.errors import BrokerError
+from common.intake.answers import JSON_TYPE, RETRY_S_MIN, Refusal, unavailable
+from common.intake.models import Models
+from common.intake.queues import Queues
 from common.jobs import Snapshot
 from common.keys import CLASSES
 from common.queue import SNAPSHOT_MAX
-from gateway.answers import JSON_TYPE, RETRY_S_MIN, Refusal, unavailable
 from gateway.auth import Keys, Principal, own_path
 from gateway.client import Client
 from gateway.eta import Eta
-from gateway.models import Models
 from gateway.pages import page, usable
-from gateway.queues import Queues
 
 log = logging.getLogger("fairlane.gateway")
 

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from common.intake.answers import JSON_TYPE, RETRY_S_MIN, Refusal, unavailable, unknown_model
+from common.intake.models import Models
 from common.wire import ServedModel
-from gateway.answers import JSON_TYPE, RETRY_S_MIN, Refusal, unavailable, unknown_model
 from gateway.auth import Keys, Principal
 from gateway.client import Client
-from gateway.models import Models
 
 _TEXT_TYPE = (b"content-type", b"text/plain; charset=utf-8")
 Handler = Callable[[Client], Awaitable[None]]

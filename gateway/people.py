@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from common.intake.answers import bad_request
 from common.key_settings import KeySettings
-from gateway.answers import bad_request
 
 NAME_BYTES_MAX = 256
 """Longest name of a person."""

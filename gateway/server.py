@@ -11,6 +11,9 @@ from prometheus_client import CollectorRegistry
 from common.broker import Broker
 from common.errors import BrokerError, ConfigError
 from common.follow import Follower
+from common.intake.models import Models
+from common.intake.policy import Policies
+from common.intake.queues import Queues
 from common.queue import heartbeat
 from common.service import bind, serve_asgi
 from common.settings import Settings
@@ -24,10 +27,7 @@ from gateway.files_api import FilesApi
 from gateway.front import Front
 from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
-from gateway.models import Models
 from gateway.pages import Pages
-from gateway.policy import Policies
-from gateway.queues import Queues
 from gateway.submit import Desk
 from gateway.watch import Watch
 

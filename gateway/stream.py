@@ -9,9 +9,9 @@ import asyncio
 
 import msgspec
 
+from common.intake.answers import ending
 from common.outcomes import Outcome
 from common.wire import Data, End, Head
-from gateway.answers import ending
 from gateway.client import Client
 from gateway.delivery import Delivery, Step
 from gateway.metrics import GatewayMetrics

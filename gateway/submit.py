@@ -12,15 +12,15 @@ import msgspec
 from common.broker import Broker
 from common.errors import BrokerDown, BrokerError, BrokerUncertain
 from common.follow import Follower
+from common.intake.answers import Refusal, ending, whole_retry_s
+from common.intake.models import Models
+from common.intake.queues import Queues
 from common.jobs import Enqueued, Limits, NewJob
 from common.outcomes import Outcome
 from common.settings import GatewaySettings
-from gateway.answers import Refusal, ending, whole_retry_s
 from gateway.cancels import CALLS_MAX, Cancels
 from gateway.eta import Eta
 from gateway.metrics import GatewayMetrics
-from gateway.models import Models
-from gateway.queues import Queues
 from gateway.tickets import Ticket
 
 log = logging.getLogger("fairlane.gateway")

@@ -1,15 +1,8 @@
 """One open job as its gateway holds it."""
 
-import os
-
 from common import keys
 from common.jobs import Limits, NewJob
 from common.reply import Reply
-
-
-def job_id() -> str:
-    """A new job's id: 128 random bits as 32 hexadecimal digits."""
-    return os.urandom(16).hex()
 
 
 class Ticket:

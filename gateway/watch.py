@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from common.errors import BrokerError
+from common.intake.models import Models
+from common.intake.queues import Queues
 from gateway.eta import Eta
-from gateway.models import Models
-from gateway.queues import Queues
 from gateway.tickets import Ticket
 
 log = logging.getLogger("fairlane.gateway")

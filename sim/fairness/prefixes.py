@@ -12,8 +12,8 @@ from itertools import takewhile
 
 import msgspec
 
+from common.intake.prefix import hashes
 from dispatcher.prefix import split
-from gateway.prefix import hashes
 from sim.fairness.traces import BLOCK_TOKENS
 
 _BLOCK_BYTES = 4 * BLOCK_TOKENS

@@ -22,6 +22,8 @@ from common.config import load
 from common.cost import pricing
 from common.errors import BrokerError
 from common.follow import Follower
+from common.intake.body import read_top
+from common.intake.prefix import hashes
 from common.jobs import Limits, NewJob
 from common.keys import encode
 from common.outcomes import Outcome
@@ -29,8 +31,6 @@ from common.queue import Queue, heartbeat
 from common.settings import Settings
 from common.wire import Data, End, Head, JobMeta, encode_meta
 from dispatcher.server import Dispatcher
-from gateway.body import read_top
-from gateway.prefix import hashes
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
 from tests.support.wait import pass_time

@@ -5,7 +5,7 @@ import tracemalloc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.answers import Refusal
+from common.intake.answers import Refusal
 from gateway.files_form import Asked, Form
 from tests.support.files import BOUNDARY, FORM, field_part, file_part, form
 

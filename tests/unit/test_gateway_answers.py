@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.intake import answers
+from common.intake.answers import Answer, ending, error_event, retry_after, unknown_model
 from common.outcomes import HTTP_STATUS, Outcome
-from gateway import answers
-from gateway.answers import Answer, ending, error_event, retry_after, unknown_model
 
 FIXED = [answers.UNAUTHORIZED, answers.NO_ROUTE, answers.INTERNAL, answers.COMPRESSED,
          answers.too_large(5), answers.wrong_method(("POST",)), unknown_model("x", ["m1"]),

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
+from common.intake.answers import Refusal
 from common.key_settings import BackgroundRule, KeySettings
 from common.keys import CLASSES
-from gateway.answers import Refusal
 from gateway.auth import Keys, Principal, choose_class, open_user
 
 ALICE = KeySettings(secret="sk-test-alice", user="alice", weight=2.0, models=["m1"], comments=False)

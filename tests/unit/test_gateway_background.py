@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from common.intake.body import read_top
 from common.key_settings import BackgroundRule
 from common.keys import CLASSES
 from common.setting_types import PriorityClass
 from gateway.background import SEARCHED_BYTES, compiled, demoted
-from gateway.body import read_top
 from gateway.people import Headers
 
 TASK = "### Task:\nGenerate a concise, 3-5 word title with an emoji."

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import body
-from gateway.answers import Refusal
+from common.intake import body
+from common.intake.answers import Refusal
 
 CHAT = {"model": "m1", "messages": [{"role": "user", "content": "hi"}]}
 

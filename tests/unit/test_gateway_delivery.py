@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from common.intake.answers import DONE, ending
 from common.outcomes import Outcome
 from common.wire import Data, End, Head
-from gateway.answers import DONE, ending
 from gateway.delivery import HOLD_BYTES, Delivery, Step
 
 A, B = b'data: {"a":1}\n\n', b'data: {"b":2}\n\n'

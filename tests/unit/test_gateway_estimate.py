@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway import body, estimate
-from gateway.answers import Refusal
-from gateway.routes import ROWS, max_output
+from common.intake import body, estimate
+from common.intake.answers import Refusal
+from common.intake.routes import ROWS, max_output
 
 ROW = {row.path: row for row in ROWS}
 

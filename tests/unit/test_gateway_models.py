@@ -2,9 +2,9 @@
 
 import pytest
 
+from common.intake.models import STALE_MS, merge
 from common.settings import ModelSettings
 from common.wire import VERSION, Announcement, ServedModel, encode_announcement
-from gateway.models import STALE_MS, merge
 
 NOW = 1_000_000
 

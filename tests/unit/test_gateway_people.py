@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import keys
+from common.intake.answers import Refusal
 from common.key_settings import KeySettings
-from gateway.answers import Refusal
 from gateway.people import NAME_BYTES_MAX, NOBODY, Headers, People, Who, people
 
 

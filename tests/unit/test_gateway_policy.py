@@ -1,9 +1,9 @@
 """What the settings of a model say of a job: price, weight, waits and limits."""
 
 from common.cost import pricing
+from common.intake.policy import Policies
 from common.jobs import Limits
 from common.settings import ClassSettings, GatewaySettings, ModelSettings
-from gateway.policy import Policies
 
 GATEWAY = GatewaySettings(
     user_jobs_max=11, user_batch_jobs_max=22, user_bytes_max=2_000, key_bytes_max=3_000,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.intake import body
+from common.intake.prefix import BLOCK, boundaries, hashes
+from common.intake.routes import ROWS
 from common.wire import PREFIX_HASH_BYTES, PREFIX_HASHES_MAX
-from gateway import body
-from gateway.prefix import BLOCK, boundaries, hashes
-from gateway.routes import ROWS
 
 CHAT, COMPLETIONS, EMBEDDINGS = (row.prompt for row in ROWS)
 

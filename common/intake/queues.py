@@ -1,8 +1,8 @@
 """The queues of all models, each with the policy that its settings name."""
 
 from common.broker import Broker
+from common.intake.policy import Policies
 from common.queue import Queue
-from gateway.policy import Policies
 
 KEPT_MAX = 1_000
 """Most queues kept; that of a model beyond is made anew for each call."""

@@ -7,8 +7,8 @@ sound have a fixed cost each, whatever the length of their base64.
 
 import msgspec
 
-from gateway.answers import bad_request
-from gateway.body import Fields, Top, present
+from common.intake.answers import bad_request
+from common.intake.body import Fields, Top, present
 
 BYTES_PER_TOKEN = 4
 """English text has about four characters a token."""

@@ -9,9 +9,9 @@ import msgspec
 from common import keys
 from common.broker import Broker
 from common.errors import BrokerError, WireError
+from common.intake.answers import retry_after
 from common.settings import ModelSettings
 from common.wire import ServedModel, decode_announcement
-from gateway.answers import retry_after
 
 log = logging.getLogger("fairlane.gateway")
 

@@ -11,8 +11,8 @@ special case. Pure.
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from common.intake.body import Top, present
 from common.wire import PREFIX_HASH_BYTES, PREFIX_HASHES_MAX
-from gateway.body import Top, present
 
 BLOCK = 1024
 """Bytes between boundaries at first. Two prompts that share less than a block, about 256 tokens,

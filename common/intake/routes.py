@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway import estimate
-from gateway.body import Fields
-from gateway.estimate import Estimate
+from common.intake import estimate
+from common.intake.body import Fields
+from common.intake.estimate import Estimate
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gateway.answers import Refusal, bad_request
+from common.intake.answers import Refusal, bad_request
 
 NESTING_MAX = 128
 """Deepest arrays and objects inside each other."""
