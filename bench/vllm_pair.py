@@ -65,9 +65,7 @@ class Trial:
     async def _left(self, asker: Asker) -> list[str]:
         """What stays in Redis once the last end was acknowledged, or it was waited for too long."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ACK_S):
-                while await asker.leftovers():
-                    await asyncio.sleep(ACK_S / 50)
+            await until(lambda: _nothing(asker), "the last acknowledgement", ACK_S)
         return await asker.leftovers()
 
     async def _flood(self, name: str, goals: Sequence[str], *, light_only: bool = False) -> Flood:
@@ -141,6 +139,10 @@ class Trial:
         await until(lambda: _true(len(flood.all) >= more), "the other goes on", TURN_S)
         after = await flood.generated(0)
         self._report.add(after == made, "engine 0, drained, gets nothing", f"{after - made} tokens")
+
+
+async def _nothing(asker: Asker) -> bool:
+    return not await asker.leftovers()
 
 
 async def _true(value: bool) -> bool:
