@@ -42,6 +42,11 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     """The number it had before Redis lost it, so that it keeps its place; else 0."""
     floor: int = 0
     """The highest attempt the gateway has seen of it."""
+    keep_ms: int = 0
+    """A durable job: its answer goes into its log, which is kept so long after its end. 0: the
+    answer goes to the gateway that waits for it."""
+    sink: str = ""
+    """The list of ended jobs that tells of a durable one: letters, digits and `-`; or none."""
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -75,6 +80,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     yields: int = 0
     """How often the job was taken out of an engine for others."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether its answer goes into a log, not to a gateway."""
+        return not self.replica
 
 
 class Heads(msgspec.Struct, frozen=True):
@@ -124,6 +134,11 @@ class Due(msgspec.Struct, frozen=True):
     started: bool
     channel: str
     replica: str
+
+    @property
+    def durable(self) -> bool:
+        """Whether its answer goes into a log, not to a gateway."""
+        return not self.replica
 
 
 class Running(msgspec.Struct, frozen=True):

@@ -34,6 +34,12 @@ BACKENDS = "fl:backends"
 KNOWN = "fl:known"
 """hash, permanent: model -> ms of the Redis clock when a dispatcher last had a backend for it, so
 that its jobs are waited for after a restart; forgotten after a day, at most 256."""
+JOBS = "fl:jobs:"
+"""hash, `fl:jobs:<job>`: `about` common/durable.py's description of a durable job, `in` once the
+queue has it; expires some time after the answer."""
+JOBS_OF = "fl:jobs-of:"
+"""zset, `fl:jobs-of:<user>`: durable job -> when it was made, in ms of the Redis clock; the newest
+10,000, expires a month after the last."""
 
 _SAFE = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]*\Z")
 _NAME_BYTES_MAX = 64
@@ -128,6 +134,8 @@ class ModelKeys:
         self.bell = f"{p}bell"
         """channel: `<event> <job> <backend or ->` for cancel, start, settle, requeue, assert;
         `enqueue <job> <class>`; `give <dispatcher> -` from a leader that gives up the lead."""
+        self.live = f"{p}live"
+        """channel: a durable job whose log has grown, for all that follow one of the model's."""
         self.backlog_prefix = f"{p}backlog:"
         self.counter_prefix = f"{p}counter:"
         self.classes = {
@@ -141,6 +149,11 @@ class ModelKeys:
         sides = self.classes.values()
         self.tallies = *(f"jobs:{c.name}" for c in sides), *(f"owed:{c.group}" for c in sides)
         """Fields of the board: of each class its jobs, then of each what its group is owed."""
+
+    @property
+    def ended_prefix(self) -> str:
+        """Of `ended`."""
+        return f"{self.prefix}ended:"
 
     def order(self, cls: str, user: str) -> list[str]:
         """Where a user of a class stands, as scripts take it: backlogs and counter of its
@@ -160,6 +173,16 @@ class ModelKeys:
     def body(self, job: str) -> str:
         """string: `<bytes of meta>:`, wire.JobMeta, the request body; deleted when the job ends."""
         return self.body_prefix + job
+
+    def log(self, job: str) -> str:
+        """stream: the frames of a durable job, `<attempt>-<seq of the last + 1>` -> `f` wire.Batch;
+        expires with its record, at most LOG_KEEP_MS after its last start."""
+        return f"{self.prefix}log:{job}"
+
+    def ended(self, sink: str) -> str:
+        """list: durable jobs that have ended, of those that name this sink; whoever collects them
+        takes them off. At most 100,000, the newest."""
+        return self.ended_prefix + sink
 
     def owned(self, replica: str) -> str:
         """set: open jobs of a gateway replica; expires a day after its last enqueue."""

@@ -14,15 +14,14 @@ from common.broker import Broker
 from common.errors import BrokerError
 from common.outcomes import Outcome
 from common.wire import (
-    FRAME_BYTES_MAX,
     Ack,
     Alive,
-    Data,
     End,
     Frame,
     Head,
     Resend,
     Usage,
+    cut,
     encode_batch,
     encode_frame,
 )
@@ -130,13 +129,8 @@ class Outgoing:
         return encoded
 
     def _cut(self, data: bytes) -> list[bytes]:
-        frames = []
-        for i in range(0, len(data), FRAME_BYTES_MAX):
-            part = data if len(data) <= FRAME_BYTES_MAX else data[i : i + FRAME_BYTES_MAX]
-            more = i + FRAME_BYTES_MAX < len(data)
-            frames.append(self._keep(Data(self.job, self.attempt, self.seq, part, more)))
         self.sent += len(data)
-        return frames
+        return [self._keep(f) for f in cut(self.job, self.attempt, self.seq, data)]
 
     def first(
         self, status: int, headers: list[tuple[str, str]], stream: bool, data: bytes
@@ -165,6 +159,20 @@ class Outgoing:
     def batch(self, frames: list[bytes]) -> bytes:
         """Frames as a message that a script publishes."""
         return encode_batch(self._sender, frames)
+
+    def span(self, frames: int) -> None:
+        """They go to a gateway: there is no log that they have numbers in."""
+
+    async def mend(self) -> bool:
+        """There is no log to fill up."""
+        return False
+
+    def discard(self) -> None:
+        """The run ends without a word (lost, requeued): nothing of it is sent again."""
+        if self._box.runs.get(self.job) is self:
+            del self._box.runs[self.job]
+        self.received(self.seq)
+        self.ended_at = self.ended_at or 0.0
 
     async def flush(self) -> None:
         """Until all data of this run is on its way, so that an end cannot overtake it."""
@@ -220,14 +228,6 @@ class Publisher:
         run = Outgoing(box, self._sender, job, attempt)
         box.runs[job] = run
         return run
-
-    def discard(self, run: Outgoing) -> None:
-        """A run that ends without a word (lost, requeued): nothing of it is sent again."""
-        box = run._box
-        if box.runs.get(run.job) is run:
-            del box.runs[run.job]
-        run.received(run.seq)
-        run.ended_at = run.ended_at or 0.0
 
     def acknowledge(self, ack: Ack) -> None:
         """Drop what a replica has; open the windows its clients have emptied."""

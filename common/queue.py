@@ -30,6 +30,7 @@ from common.jobs import (
 )
 from common.keys import ModelKeys, Policy
 from common.outcomes import Outcome
+from common.wire import End, encode_batch, encode_frame
 
 RECORD_KEEP_MS = 600_000
 TOMBSTONE_MS = 60_000
@@ -44,6 +45,12 @@ REAP_MAX = 100
 EWMA_MAX = 10_000
 COUNTERS_MAX = 100_000
 META_DIGITS_MAX = 10
+LOG_KEEP_MS = 7 * 86_400_000
+"""The log of a durable job that never ends, whatever becomes of it, goes after this."""
+FORGET_MAX = 100
+
+Span = tuple[int, int]
+"""The numbers of the first and the last of frames that go into a durable job's log."""
 
 
 class Queue:
@@ -84,14 +91,15 @@ class Queue:
         reply = await self.broker.call(
             "enqueue", record=k.record(job.id), body=k.body(job.id), lane=k.lane(job.cls, user),
             board=k.board, waiting=k.waiting, deadlines=k.deadlines,
-            owned=k.owned(job.replica), order=k.order(job.cls, user), now_ms=now_ms, job=job.id,
+            owned=k.owned(job.replica), log=k.log(job.id), order=k.order(job.cls, user),
+            now_ms=now_ms, job=job.id,
             user=user, group=k.classes[job.cls].group, arrival=job.arrival, floor=job.floor,
             wait_ms=job.wait_ms, user_jobs=limits.user_jobs, user_bytes=limits.user_bytes,
             key_jobs=limits.key_jobs, key_bytes=limits.key_bytes,
             model_jobs=limits.model_jobs, model_bytes=limits.model_bytes,
             terms=_numbers(job.weight, job.terms), replica=job.replica, size=len(job.body),
-            data=_stored(job.meta, job.body), owned_ms=OWNED_KEEP_MS, bell=k.bell,
-            **{"class": job.cls},
+            data=_stored(job.meta, job.body), owned_ms=OWNED_KEEP_MS, keep_ms=job.keep_ms,
+            sink=job.sink, bell=k.bell, **{"class": job.cls},
         )  # fmt: skip
         word = reply[0].decode()
         if word == "queued":
@@ -150,21 +158,57 @@ class Queue:
         if word != "popped":
             return Popped(word, [], held_ms=int(reply[1]) if word == "held" else 0)
         heads = [_heads(r) for r in reply.pop()] if lookahead else []
-        leases = [_lease(r, backend) for r, backend in zip(reply[3:], backends, strict=False)]
+        leases = [_lease(k, r, backend) for r, backend in zip(reply[3:], backends, strict=False)]
         return Popped(word, leases, _left(k, reply[1]), _owed(reply[2]), heads=heads)
 
     async def start(
-        self, job: str, owner: str, attempt: int, channel: str, frames: bytes, *, ring: bool = True
+        self,
+        job: str,
+        owner: str,
+        attempt: int,
+        channel: str,
+        frames: bytes,
+        *,
+        log: Span | None = None,
+        ring: bool = True,
     ) -> Literal["started", "cancelled", "lost", "unknown"]:
-        """Publish a run's first frames, if the run is still the right one. May be repeated.
+        """Publish a run's first frames, if the run is still the right one; those of a durable job,
+        which are `log`, go into its log. May be repeated.
 
         `ring`: tell the leader, where that is another dispatcher.
         """
         reply = await self.broker.call(
-            "start", record=self.keys.record(job), job=job, owner=owner, attempt=attempt,
-            channel=channel, frames=frames, bell=self.keys.bell if ring else "",
+            "start", record=self.keys.record(job), log=self.keys.log(job), job=job, owner=owner,
+            attempt=attempt, channel=channel, entry=_entry(attempt, log), frames=frames,
+            log_ms=LOG_KEEP_MS, bell=self.keys.bell if ring else "",
         )  # fmt: skip
         return reply.decode()  # type: ignore[no-any-return]
+
+    async def append(
+        self, job: str, owner: str, attempt: int, frames: bytes, log: Span
+    ) -> Literal["appended", "gap", "cancelled", "lost", "unknown"]:
+        """Put further frames of a durable job into its log, if the run is still the right one. May
+        be repeated. After `gap` those before them are to be put there first: Redis lost them."""
+        k = self.keys
+        reply = await self.broker.call(
+            "append", record=k.record(job), log=k.log(job), job=job, owner=owner, attempt=attempt,
+            channel=k.live, first=log[0], entry=_entry(attempt, log), frames=frames,
+            log_ms=LOG_KEEP_MS,
+        )  # fmt: skip
+        return reply.decode()  # type: ignore[no-any-return]
+
+    async def forget(self, jobs: Sequence[str]) -> int:
+        """Drop ended durable jobs whose answers are collected; how many there were. At most
+        FORGET_MAX at once. May be repeated."""
+        k, n = self.keys, 0
+        for i in range(0, len(jobs), FORGET_MAX):
+            part = jobs[i : i + FORGET_MAX]
+            n += int(
+                await self.broker.call(
+                    "forget", keys=[key for j in part for key in (k.record(j), k.log(j))]
+                )
+            )
+        return n
 
     async def renew(
         self,
@@ -205,10 +249,13 @@ class Queue:
         heir: bool = False,
         cost: float | None = None,
         learn: float | None = None,
+        log: Span | None = None,
         ring: bool = True,
         now_ms: int = 0,
-    ) -> Literal["settled", "lost", "unknown"]:
-        """End a run once and publish its end. Nobody owns the job afterwards.
+    ) -> Literal["settled", "lost", "unknown", "gap"]:
+        """End a run once and publish its end; a durable job's, which is `log` unless its heir says
+        it, goes into its log. Nobody owns the job afterwards. After `gap` the frames before are to
+        be put into the log first.
 
         `cost` None: what was booked stands. `learn`: units of cost for the user's mean. `ring`:
         tell the leader, where that is another dispatcher.
@@ -217,12 +264,13 @@ class Queue:
         reply = await self.broker.call(
             "settle", record=k.record(run.job), body=k.body(run.job), running=k.running,
             inflight=k.inflight, ewma=k.ewma, board=k.board,
-            group=k.classes[run.cls].group, owned=k.owned(run.replica),
+            group=k.classes[run.cls].group, owned=k.owned(run.replica), log=k.log(run.job),
             order=k.order(run.cls, run.user), now_ms=now_ms, job=run.job, owner=owner,
             attempt=run.attempt, heir=int(heir), outcome=str(outcome),
             cost="" if cost is None else float(cost), learn="" if learn is None else learn,
             alpha=OUTPUT_ALPHA,
             keep_ms=RECORD_KEEP_MS, again_ms=ORPHAN_AGAIN_MS, channel=run.channel,
+            first=log[0] if log else 0, entry=_entry(run.attempt, log), ended_prefix=k.ended_prefix,
             frames=frames, bell=k.bell if ring else "",
         )  # fmt: skip
         return reply.decode()  # type: ignore[no-any-return]
@@ -271,11 +319,14 @@ class Queue:
         charged: float,
         *,
         started: bool,
+        keep_ms: int = 0,
+        sink: str = "",
         lease_ms: int = 6_000,
         now_ms: int = 0,
     ) -> Literal["running", "restored", "cancelled", "lost"]:
         """The verb `assert`: tell Redis again of a run it may have lost. The caller owns it on
-        `running` and `restored`, and must stop it on the others."""
+        `running` and `restored`, and must stop it on the others. `keep_ms` and `sink` as in NewJob.
+        """
         k = self.keys
         fields = {
             "backend": backend, "arrival": str(run.arrival),
@@ -287,14 +338,16 @@ class Queue:
             fields["started"] = "1"
         if run.yields:
             fields["yields"] = str(run.yields)
+        if run.durable:
+            fields |= {"keep": str(keep_ms), "sink": sink}
         reply = await self.broker.call(
             "assert", board=k.board, record=k.record(run.job), body=k.body(run.job),
             lane=k.lane(run.cls, run.user), running=k.running, inflight=k.inflight,
             waiting=k.waiting, deadlines=k.deadlines, owned=k.owned(run.replica),
             order=k.order(run.cls, run.user), now_ms=now_ms, job=run.job, owner=owner,
             attempt=run.attempt, lease_ms=lease_ms, user=run.user, charged=charged,
-            data=b"" if started else _stored(run.meta, run.body), owned_ms=OWNED_KEEP_MS,
-            bell=k.bell,
+            data=b"" if started and not run.durable else _stored(run.meta, run.body),
+            owned_ms=0 if run.durable else OWNED_KEEP_MS, bell=k.bell,
             fields=[v for name, value in fields.items() for v in (name, value)],
             **{"class": run.cls},
         )  # fmt: skip
@@ -313,14 +366,17 @@ class Queue:
         now_ms: int = 0,
     ) -> tuple[Literal["cancelled", "flagged", "ended", "unknown", "early"], str]:
         """Take a waiting job out, or flag a running one: then the second part is its dispatcher,
-        which still owns it. `user` is its path."""
+        which still owns it. `user` is its path. A durable job (without a `replica`) that waits
+        ends so: its log says it, even where `frames` are none."""
         k = self.keys
+        if not (replica or frames):
+            frames = encode_batch("", [encode_frame(End(job, 0, 0, reason, "", None))])
         reply = await self.broker.call(
             "cancel", board=k.board, record=k.record(job), body=k.body(job), lane=k.lane(cls, user),
             waiting=k.waiting, deadlines=k.deadlines, running=k.running, owned=k.owned(replica),
-            order=k.order(cls, user), now_ms=now_ms, job=job,
-            reason=str(reason), due=int(due), keep_ms=TOMBSTONE_MS,
-            channel=keys.reply(replica), frames=frames, bell=k.bell,
+            log=k.log(job), order=k.order(cls, user), now_ms=now_ms, job=job,
+            reason=str(reason), due=int(due), keep_ms=TOMBSTONE_MS, channel=_channel(k, replica),
+            frames=frames, ended_prefix=k.ended_prefix, bell=k.bell,
         )  # fmt: skip
         return reply[0].decode(), reply[1].decode() if len(reply) > 1 else ""
 
@@ -353,7 +409,7 @@ class Queue:
         )  # fmt: skip
         if reply[0] != b"due":
             return None
-        return [_due(r) for r in reply[2:]], reply[1].decode()
+        return [_due(k, r) for r in reply[2:]], reply[1].decode()
 
     async def snapshot(
         self,
@@ -406,7 +462,17 @@ def _stored(meta: bytes, body: bytes) -> bytes:
     return b"%d:%b%b" % (len(meta), meta, body)
 
 
-def _lease(r: list[Any], backend: str) -> Lease:
+def _entry(attempt: int, log: Span | None) -> str:
+    """Where frames stand in a job's log."""
+    return f"{attempt}-{log[1] + 1}" if log else ""
+
+
+def _channel(k: ModelKeys, replica: str) -> str:
+    """Who hears of a job's frames."""
+    return keys.reply(replica) if replica else k.live
+
+
+def _lease(k: ModelKeys, r: list[Any], backend: str) -> Lease:
     weight, fixed, unit, square, most = r[5].split()
     replica, stored = r[6].decode(), r[11]
     at, end = _meta(stored)
@@ -414,7 +480,7 @@ def _lease(r: list[Any], backend: str) -> Lease:
         job=r[0].decode(), user=r[1].decode(), cls=r[2].decode(), attempt=int(r[3]),
         backend=backend, charged=float(r[4]),
         terms=Terms(float(fixed), float(unit), float(square), int(most)), weight=float(weight),
-        meta=stored[at:end], channel=keys.reply(replica), replica=replica, tries=int(r[7]),
+        meta=stored[at:end], channel=_channel(k, replica), replica=replica, tries=int(r[7]),
         arrival=int(r[8]), deadline_ms=int(r[9]), inflight=r[10], body=stored[end:],
         yields=int(r[12]),
     )  # fmt: skip
@@ -445,11 +511,11 @@ def _lane(r: list[bytes]) -> Lane:
     )
 
 
-def _due(r: list[bytes]) -> Due:
+def _due(k: ModelKeys, r: list[bytes]) -> Due:
     why, job, state, user, cls, owner, attempt, started, replica = (v.decode() for v in r)
-    channel = keys.reply(replica) if replica else ""
     return Due(
-        why, job, state, user, cls, owner, int(attempt), started == "1", channel, replica  # type: ignore[arg-type]
+        why, job, state, user, cls, owner, int(attempt), started == "1",  # type: ignore[arg-type]
+        _channel(k, replica) if state else "", replica,
     )  # fmt: skip
 
 

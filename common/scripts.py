@@ -23,7 +23,7 @@ Value = str | bytes | int | float
 
 VERBS = (
     "lead", "enqueue", "pop", "start", "renew", "charge", "settle", "ack", "requeue", "assert",
-    "cancel", "heartbeat", "reap", "snapshot",
+    "cancel", "heartbeat", "reap", "snapshot", "append", "forget",
 )  # fmt: skip
 
 _SLOT = re.compile(r"^-- (KEYS|ARGV) +(\w+) +(\w+)(\*?)", re.M)

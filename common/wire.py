@@ -54,6 +54,9 @@ class JobMeta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Most output tokens of all choices together, 0 when the path has none."""
     prefix: bytes = b""
     """Hashes of ever longer beginnings of its prompt, of PREFIX_HASH_BYTES each; may be none."""
+    keep_ms: int = 0
+    """As in NewJob, for a record that must be made again."""
+    sink: str = ""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag="h"):
@@ -217,6 +220,17 @@ _placed = msgspec.msgpack.Decoder(Placed)
 def encode_frame(frame: Frame) -> bytes:
     """One frame's bytes, to be kept for a resend and put into batches as they are."""
     return _encoder.encode(frame)
+
+
+def cut(job: str, attempt: int, seq: int, data: bytes) -> list[Data]:
+    """Data as frames, numbered from `seq` on."""
+    if len(data) <= FRAME_BYTES_MAX:
+        return [Data(job, attempt, seq, data, False)] if data else []
+    starts = range(0, len(data), FRAME_BYTES_MAX)
+    return [
+        Data(job, attempt, seq + n, data[i : i + FRAME_BYTES_MAX], i != starts[-1])
+        for n, i in enumerate(starts)
+    ]
 
 
 def encode_batch(sender: str, frames: Sequence[bytes]) -> bytes:

@@ -14,7 +14,6 @@ import msgspec
 from common.errors import BrokerError
 from common.metrics import DispatcherMetrics
 from common.outcomes import Outcome
-from common.publish import Publisher
 from common.settings import DispatcherSettings
 from dispatcher.dialects import error_event
 from dispatcher.runs import Run, Runs
@@ -59,20 +58,18 @@ class Closing:
     def __init__(
         self,
         owner: str,
-        publisher: Publisher,
         runs: Runs,
         settings: DispatcherSettings,
         metrics: DispatcherMetrics,
     ) -> None:
         self._owner = owner
-        self._publisher = publisher
         self._runs = runs
         self._settings = settings
         self._metrics = metrics
 
     async def start(self, run: Run, frames: list[bytes]) -> bool:
         """Publish the first frames under fencing. False: the run is over and was stopped."""
-        lease, batch = run.lease, run.out.batch(frames)
+        lease, batch, log = run.lease, run.out.batch(frames), run.out.span(len(frames))
         for _ in range(2):
             word = await self._persist(
                 lambda: run.queue.start(
@@ -81,6 +78,7 @@ class Closing:
                     lease.attempt,
                     lease.channel,
                     batch,
+                    log=log,
                     ring=not run.leads(),
                 )
             )
@@ -96,14 +94,14 @@ class Closing:
     async def finish(self, run: Run, ending: Ending) -> None:
         try:
             if ending.outcome is Outcome.LOST:
-                self._publisher.discard(run.out)
+                run.out.discard()
             elif ending.requeue:
                 await self._requeue(run, ending)
             else:
                 await self._settle(run, ending)
         except BrokerError as e:
             log.error("job %s is left to its heir: %s", run.lease.job, e)
-            self._publisher.discard(run.out)
+            run.out.discard()
 
     async def _requeue(self, run: Run, ending: Ending) -> None:
         word = await self._persist(
@@ -125,7 +123,7 @@ class Closing:
             run.started = True
             await self._settle(run, Ending(Outcome.FAILED, MESSAGES[Outcome.FAILED]))
         else:
-            self._publisher.discard(run.out)
+            run.out.discard()
 
     async def _settle(self, run: Run, ending: Ending) -> None:
         if run.started and run.meta.stream and not ending.told:
@@ -140,20 +138,26 @@ class Closing:
         whole = ending.outcome is Outcome.FINISHED and run.pricing.learns(run.meta.max_output)
         learn = run.pricing.unit(run.spent(), run.seconds(now)) if whole else None
         cost = run.cost(now) if served else 0.0
+        span = run.out.span(len(ending.frames) + 1)
         for _ in range(2):
             word = await self._persist(
                 lambda: run.queue.settle(
                     run.lease, self._owner, ending.outcome, batch,
                     cost=None if ending.outcome is Outcome.TIMEOUT else cost,
-                    learn=learn, ring=not run.leads(),
+                    learn=learn, log=span, ring=not run.leads(),
                 )
             )  # fmt: skip
+            if word == "gap" and await run.out.mend():
+                continue
             if word != "unknown" or not await self._persist(lambda: self._runs.restore(run)):
                 break
+        if word == "gap":  # a part of the answer is lost: it is to be had once more
+            await self._requeue(run, Ending(Outcome.TRIES, requeue=True, counts=True))
+            return
         if word == "settled":
             run.out.grant()
         else:
-            self._publisher.discard(run.out)
+            run.out.discard()
         self._metrics.ended(run.queue.model, run.lease.cls, ending.outcome, run.spent(), served)
 
     def _tell(self, run: Run, ending: Ending) -> None:

@@ -104,9 +104,9 @@ class Reaper:
         )
 
     async def _lease(self, due: Due) -> None:
-        """Its dispatcher is gone: not started, it goes back; started, its client is told."""
+        """Its dispatcher is gone: not started or durable it goes back, else its client is told."""
         word = "started"
-        if due.state == "running" and not due.started:
+        if due.state == "running" and (due.durable or not due.started):
             word = await self._queue.requeue(
                 due, due.owner, heir=True, count_try=True, tries_max=self._settings.tries_max
             )

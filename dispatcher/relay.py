@@ -25,10 +25,8 @@ from dispatcher.runs import Run, Runs
 
 log = logging.getLogger("fairlane.relay")
 
-USAGE_BODY_MAX = 4 << 20
-"""A larger JSON answer is handed on without reading it."""
-ANSWER_MAX = 256 << 20
-"""A JSON answer that goes on beyond this is broken off."""
+USAGE_BODY_MAX, ANSWER_MAX = 4 << 20, 256 << 20
+"""A larger JSON answer is handed on without reading it; broken off."""
 HANG_UP_S = 0.1
 """How long an answered engine is given to end its body, so that the connection can serve again."""
 JSON_HEADERS = [("content-type", "application/json")]
@@ -263,6 +261,8 @@ class Relay:
         return await self._closing.start(run, run.out.first(200, answer.headers, True, step.data))
 
     def _stream_error(self, run: Run, error: ErrorInfo, *, seen: bool) -> Ending:
+        if run.started and run.lease.durable and (error.status or 500) >= 500:
+            return self._retries.broke_off(run)
         if run.started:
             run.out.data(
                 error_event(run.meta.dialect, error.message, error.type, error.code, error.param)

@@ -12,7 +12,9 @@ from functools import partial
 from common.cost import Pricing
 from common.errors import WireError
 from common.jobs import Lease
+from common.logged import Logged
 from common.outcomes import Outcome
+from common.publish import Outgoing
 from common.queue import Queue
 from common.wire import JobMeta, decode_meta
 from dispatcher.backend import Backend
@@ -94,10 +96,16 @@ class Relays:
     ) -> bool:  # fmt: skip
         """One run; True: it was the job's last."""
         parts = self._parts
-        out = parts.publisher.open(lease.job, lease.attempt, lease.replica, lease.channel)
+        out: Outgoing | Logged
+        if lease.durable:
+            out = Logged(self._queue, parts.owner, lease.job, lease.attempt)
+        else:
+            out = parts.publisher.open(lease.job, lease.attempt, lease.replica, lease.channel)
         if meta is None:
             end = out.end(Outcome.FAILED, "The request cannot be read.", None, issued)
-            await self._queue.settle(lease, parts.owner, Outcome.FAILED, out.batch([end]), cost=0.0)
+            await self._queue.settle(
+                lease, parts.owner, Outcome.FAILED, out.batch([end]), cost=0.0, log=out.span(1)
+            )
             out.grant()
             backend.ended(asyncio.get_running_loop().time(), lease.job)
             self._moved(lease.job)

@@ -1,8 +1,10 @@
 """Runs that failed at their backend: what is noted against it, and how the run ends.
 
 Before the first byte of an answer a run is given back, with its charge, to its place in the order;
-it goes to another backend where there is one. What broke after it was written counts among the
-job's tries, so that a request that no engine survives ends; a refusal does not, however often.
+it goes to another backend where there is one. A durable job is given back after it too: nobody has
+more of its answer than its log, where another attempt begins. What broke after it was written
+counts among the job's tries, so that a request that no engine survives ends; a refusal does not,
+however often.
 """
 
 import asyncio
@@ -38,15 +40,20 @@ class Retries:
     def broke_off(self, run: Run) -> Ending:
         """An answer ended that had begun."""
         run.backend.health.failed(_now(), run.lease.job)
+        if run.lease.durable:
+            return self._again(run, "broken", counts=True)
         return Ending(Outcome.FAILED, MESSAGES[Outcome.FAILED])
 
     def stopped(self, run: Run, why: Outcome) -> Ending:
         """`Run.stop` ended it: TRIES is of a run whose backend is dead, FAILED of a begun answer
         that it will not end, or of any when this process stops."""
-        if why is Outcome.TRIES and not run.started:
+        again = run.lease.durable or not run.started
+        if why is Outcome.TIMEOUT and run.lease.durable:
+            why = Outcome.TRIES
+        if why is Outcome.TRIES and again:
             run.backend.health.failed(_now(), run.lease.job)
             return self._again(run, "silent", counts=True)
-        if why is Outcome.FAILED and not run.started:
+        if why is Outcome.FAILED and again:
             return self._again(run, "stopping", counts=False)
         if why is Outcome.TIMEOUT:
             run.backend.health.failed(_now(), run.lease.job)

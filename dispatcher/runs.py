@@ -15,6 +15,7 @@ from common.broker import Broker
 from common.cost import Pricing
 from common.errors import BrokerError
 from common.jobs import Lease
+from common.logged import Logged
 from common.outcomes import Outcome
 from common.publish import Outgoing
 from common.queue import Queue
@@ -43,7 +44,7 @@ class Run:
         queue: Queue,
         backend: Backend,
         pricing: Pricing,
-        out: Outgoing,
+        out: Outgoing | Logged,
         now: float,
         leads: Callable[[], bool],
     ) -> None:
@@ -54,6 +55,8 @@ class Run:
         self.backend = backend
         self.pricing = pricing
         self.out = out
+        if isinstance(out, Logged):
+            out.over = self.stop
         self.leads = leads
         self.leased_at = now
         self.sent_at = now
@@ -206,6 +209,7 @@ class Runs:
         """Tell Redis of one run again. False: it is not ours any more, and is being stopped."""
         word = await run.queue.restore(
             run.lease, self._owner, run.backend.url, run.charged, started=run.started,
+            keep_ms=run.meta.keep_ms, sink=run.meta.sink,
             lease_ms=self._settings.job_lease_ms,
         )  # fmt: skip
         if word in ("running", "restored"):

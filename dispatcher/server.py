@@ -78,7 +78,7 @@ class Dispatcher:
         self._publisher = Publisher(broker, owner)
         self._metrics = DispatcherMetrics(registry)
         self._runs = Runs(broker, owner, settings.dispatcher)
-        closing = Closing(owner, self._publisher, self._runs, settings.dispatcher, self._metrics)
+        closing = Closing(owner, self._runs, settings.dispatcher, self._metrics)
         relay = Relay(self._client, closing, self._runs, settings.dispatcher, self._metrics)
         self._parts = Parts(
             broker, owner, settings.dispatcher, self._runs, relay, self._publisher,

@@ -11,7 +11,6 @@ are out of the model's reach and have tests of their own.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from common import keys
 from common.cost import OUTPUT_START
@@ -19,26 +18,28 @@ from common.jobs import (
     Due,
     Enqueued,
     Heads,
-    Lane,
     Lease,
     Led,
     Limits,
     NewJob,
     Popped,
-    Running,
-    Snapshot,
-    Waiting,
 )
 from common.outcomes import Outcome
 from sim.model_runs import Runs
 from sim.model_state import Job, Leader
-from sim.model_turns import Turns
+from sim.model_watch import Watch
 
 GAP_MS = 1_000
 
 
-class Model(Turns, Runs):
-    """All verbs but those of a run, which `Runs` has; `Turns` has the fair order."""
+class Model(Watch, Runs):
+    """All verbs but those of a run, which `Runs` has, and those that watch, which `Watch` has;
+    `Turns` has the fair order."""
+
+    def __init__(self, policy: keys.Policy = "weighted", live: str = "live") -> None:
+        """`live`: the channel that tells of durable jobs."""
+        super().__init__(policy)
+        self.live = live
 
     # --- leadership
 
@@ -106,11 +107,18 @@ class Model(Turns, Runs):
         self.jobs[job.id] = Job(
             id=job.id, user=user, cls=job.cls, state="waiting", body=job.body, arrival=arrival,
             deadline=now_ms + job.wait_ms, floor=job.floor, size=size, terms=job.terms,
-            weight=job.weight, replica=job.replica, channel=keys.reply(job.replica), meta=job.meta,
+            weight=job.weight, replica=job.replica, channel=self._channel(job.replica),
+            meta=job.meta, keep=job.keep_ms, sink=job.sink,
         )  # fmt: skip
-        self.owned.setdefault(job.replica, set()).add(job.id)
+        if job.keep_ms:
+            self.logs.pop(job.id, None)
+        else:
+            self.owned.setdefault(job.replica, set()).add(job.id)
         self._ring("enqueue", job.id, job.cls)
         return Enqueued("queued", arrival=arrival)
+
+    def _channel(self, replica: str) -> str:
+        return keys.reply(replica) if replica else self.live
 
     def pop(
         self, classes: Sequence[str], backends: Sequence[str], owner: str, term: int, *,
@@ -182,7 +190,8 @@ class Model(Turns, Runs):
         self, run: Lease | Due, owner: str, *, heir: bool = False, count_try: bool,
         yields: bool = False, tries_max: int = 3, now_ms: int,
     ) -> str:  # fmt: skip
-        """Back to the old place with the charge undone; not once started, cancelled or given up."""
+        """Back to the old place with the charge undone; not once cancelled or given up, and not
+        once started unless it is durable."""
         job = self.held(run.job)
         if not job:
             return "unknown"
@@ -190,8 +199,10 @@ class Model(Turns, Runs):
             return "lost"
         if heir and job.lease > now_ms:
             return "lost"
-        if job.started or job.cancelled:
-            return "started" if job.started else "cancelled"
+        if job.started and not job.keep:
+            return "started"
+        if job.cancelled:
+            return "cancelled"
         if job.tries + count_try >= tries_max:
             return "tries"
         for order, name in self.levels(job.cls, job.user):
@@ -219,76 +230,19 @@ class Model(Turns, Runs):
             job.cancelled = str(reason)
             self._ring("cancel", job_id, job.backend)
             return "flagged", job.owner or ""
-        self._gone(job)
         if job.state != "waiting":
+            if not job.keep:
+                self._gone(job)
             return "ended", ""
-        if frames:
-            self.published.append((keys.reply(replica), frames))
+        if job.keep:
+            self.tell(job_id, ((job.attempt or 0) + 1, 1), self._channel(replica), frames)
+            self._done(job, str(reason), now_ms)
+        else:
+            self._gone(job)
+            if frames:
+                self.published.append((keys.reply(replica), frames))
         self._ring("cancel", job_id, None)
         return "cancelled", ""
-
-    # --- watching over all
-
-    def reap(
-        self, owner: str, term: int, dead: Sequence[str], group: str, key: str = "", *,
-        lease_ms: int = 6_000, now_ms: int,
-    ) -> list[Due] | None:  # fmt: skip
-        """What is due, and no counter kept that V has passed. A lease too far ahead is cut."""
-        h = self.leads(owner, term, now_ms)
-        if not h:
-            return None
-        late = sorted((j.deadline, j.id) for j in self.waiting() if j.deadline <= now_ms)
-        due = [self._due("deadline", job) for _, job in late]
-        kept = [j for j in self.jobs.values() if j.state in ("running", "orphaned")]
-        for job in kept:
-            job.lease = min(job.lease, now_ms + lease_ms)
-        if h.reap_after <= now_ms:
-            over = sorted((j.lease, j.id) for j in kept if j.lease <= now_ms)
-            due += [self._due("lease", j) for _, j in over]
-            due += [self._due("gateway", j) for r in dead for j in sorted(self.owned.get(r, ()))]
-        swept = f"{group}:{key}" if key else group
-        for name, c in list(self.counters[swept].items()):
-            if c <= self.vtime[swept] and not self.stands(swept, name) and not self.inflight(name):
-                del self.counters[swept][name]
-                if name.endswith(":"):
-                    for kept_of in (self.counters, self.vtime, self.lifts, self.back):
-                        kept_of.pop(f"{group}:{name[:-1]}", None)
-        return due
-
-    def _due(self, why: Literal["deadline", "lease", "gateway"], job_id: str) -> Due:
-        j = self.known(job_id)
-        if not j:
-            return Due(why, job_id, "", "", "", "", 0, False, "", "")
-        return Due(
-            why, job_id, j.state, j.user, j.cls, j.owner or "", j.attempt or 0, bool(j.started),
-            j.channel, j.replica,
-        )  # fmt: skip
-
-    def snapshot(
-        self,
-        asked: Sequence[tuple[str, str, str]] = (),
-        lanes: Sequence[tuple[str, str]] = (),
-        *,
-        runs: bool = True,
-    ) -> Snapshot:
-        """Positions assume equal charges: users take turns, in the order of their counters."""
-        every = [c for _, members in self.groups for c in members]
-        counts = {c: sum(j.cls == c for j in self.waiting()) for c in every}
-        kept = [j for j in self.jobs.values() if j.state in ("running", "orphaned")]
-        running = [
-            Running(j.id, j.owner or "", j.attempt or 0, j.backend or "", bool(j.started), j.user,
-                    j.cls, j.arrival)
-            for j in sorted(kept, key=lambda j: (j.lease, j.id)) if runs
-        ]  # fmt: skip
-        h = self.leader
-        places = [self.place(*a, counts) for a in asked]
-        own = [self._lane(cls, user, counts) for cls, user in lanes]
-        return Snapshot(h.owner if h else "", h.term if h else 0, counts, running, places, own)
-
-    def _lane(self, cls: str, user: str, counts: dict[str, int]) -> Lane:
-        jobs = self.lane(cls, user)
-        first = [Waiting(j.id, j.arrival, self.place(cls, user, j.id, counts)) for j in jobs]
-        return Lane(len(jobs), first)
 
 
 def _bytes(jobs: Iterable[Job]) -> int:

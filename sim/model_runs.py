@@ -15,7 +15,7 @@ class Runs(State):
 
     def start(
         self, job_id: str, owner: str, attempt: int, channel: str, frames: bytes, *,
-        ring: bool = True,
+        log: tuple[int, int] | None = None, ring: bool = True,
     ) -> str:  # fmt: skip
         """Nothing of an answer is sent but by the newest run of a job nobody cancelled."""
         job = self.held(job_id)
@@ -25,11 +25,40 @@ class Runs(State):
             return "lost"
         if job.cancelled:
             return "cancelled"
-        self.published.append((channel, frames))
+        fit = self.fits(job_id, attempt, log) if log else "next"
+        if fit != "next":
+            return "started" if fit == "there" else "lost"
+        self.tell(job_id, (attempt, log[1] + 1) if log else None, channel, frames)
         if ring and not job.started:
             self._ring("start", job_id, job.backend)
         job.started = True
         return "started"
+
+    def append(
+        self, job_id: str, owner: str, attempt: int, frames: bytes, log: tuple[int, int]
+    ) -> str:
+        """A durable job's log has no gap, and frames of its newest run alone at its end."""
+        job = self.held(job_id)
+        if not job:
+            return "unknown"
+        if job.state != "running" or not job.held_by(owner, attempt):
+            return "lost"
+        if job.cancelled:
+            return "cancelled"
+        fit = self.fits(job_id, attempt, log)
+        if fit == "gap":
+            return "gap"
+        if fit == "next":
+            self.tell(job_id, (attempt, log[1] + 1), job.channel, frames)
+        return "appended"
+
+    def forget(self, jobs: Sequence[str]) -> int:
+        """What ended may go once it is collected."""
+        ended = [j for i in jobs if (j := self.known(i)) and j.state == "done"]
+        for job in ended:
+            self._gone(job)
+            self.logs.pop(job.id, None)
+        return len(ended)
 
     def renew(
         self, jobs: Sequence[tuple[str, int, str]], owner: str, *, lease_ms: int = 6_000,
@@ -69,7 +98,7 @@ class Runs(State):
     def settle(
         self, run: Lease | Due, owner: str, outcome: Outcome, frames: bytes, *,
         heir: bool = False, cost: float | None = None, learn: float | None = None,
-        ring: bool = True, now_ms: int,
+        log: tuple[int, int] | None = None, ring: bool = True, now_ms: int,
     ) -> str:  # fmt: skip
         """A run ends once; its pair may say so again, and so may the heir of an orphan when due."""
         job = self.held(run.job)
@@ -78,11 +107,14 @@ class Runs(State):
         pair = job.held_by(owner, run.attempt)
         due = heir and job.state in ("running", "orphaned") and job.lease <= now_ms
         if (job.state == "done" and pair) or (job.state == "orphaned" and due):
-            self.published.append((run.channel, frames))
+            if not job.keep:
+                self.published.append((run.channel, frames))
             job.lease = now_ms + ORPHAN_AGAIN_MS
             return "settled"
         if job.state != "running" or not pair or (heir and not due):
             return "lost"
+        if job.keep and not heir and log and self.fits(job.id, run.attempt, log) != "next":
+            return "gap"
         backend = job.backend
         self._correct(job, cost, learn)
         job.body, job.outcome = None, str(outcome)
@@ -90,9 +122,10 @@ class Runs(State):
             job.state, job.owner = "orphaned", ""
             job.attempt, job.lease = max(run.attempt + 1, now_ms), now_ms + ORPHAN_AGAIN_MS
         else:
-            job.state = "done"
+            self._done(job, str(outcome), now_ms)
             self.owned.get(job.replica, set()).discard(job.id)
-        self.published.append((run.channel, frames))
+        entry = (run.attempt + 1, 1) if heir or not log else (run.attempt, log[1] + 1)
+        self.tell(job.id, entry if job.keep else None, run.channel, frames)
         if ring:
             self._ring("settle", job.id, backend)
         return "settled"
@@ -118,7 +151,7 @@ class Runs(State):
 
     def restore(
         self, run: Lease, owner: str, backend: str, charged: float, *, started: bool,
-        lease_ms: int = 6_000, now_ms: int,
+        keep_ms: int = 0, sink: str = "", lease_ms: int = 6_000, now_ms: int,
     ) -> str:  # fmt: skip
         """The verb `assert`. A run that Redis lost counts again, unless a later one is known."""
         job = self.known(run.job)
@@ -136,14 +169,17 @@ class Runs(State):
         job.yields = run.yields
         job.terms, job.weight, job.size, job.meta = run.terms, run.weight, len(run.body), run.meta
         job.replica, job.channel, job.backend = run.replica, run.channel, backend
+        if run.durable:
+            job.keep, job.sink = keep_ms, sink
         job.started = started or bool(running and job.started)
         job.lease = now_ms + lease_ms
         if running:
             return "running"
         self.book(run.cls, run.user, charged)
         job.state, job.owner, job.attempt, job.charged = "running", owner, run.attempt, charged
-        if not started:
+        if not started or run.durable:
             job.body = run.body
-        self.owned.setdefault(run.replica, set()).add(run.job)
+        if not run.durable:
+            self.owned.setdefault(run.replica, set()).add(run.job)
         self._ring("assert", run.job, backend)
         return "restored"

@@ -39,6 +39,10 @@ class Job(msgspec.Struct, kw_only=True):
     cancelled: str | None = None
     lease: int = 0
     outcome: str | None = None
+    keep: int = 0
+    """Not 0: a durable job."""
+    sink: str = ""
+    ended: int = 0
 
     def held_by(self, owner: str, attempt: int) -> bool:
         """Whether (owner, attempt) is the pair of its newest run."""
@@ -76,6 +80,9 @@ class State:
         self.leader: Leader | None = None
         self.owned: dict[str, set[str]] = {}
         self.published: list[tuple[str, bytes]] = []
+        self.logs: dict[str, list[tuple[tuple[int, int], bytes]]] = {}
+        """Of durable jobs: ((attempt, number of the last frame + 1), frames)."""
+        self.ended: defaultdict[str, list[str]] = defaultdict(list)
 
     # --- what is derived
 
@@ -147,6 +154,30 @@ class State:
 
     def _ring(self, event: str, job: str, backend: str | None) -> None:
         self.published.append(("bell", f"{event} {job} {backend or '-'}".encode()))
+
+    def fits(self, job: str, attempt: int, log: tuple[int, int]) -> str:
+        """Whether frames are in a job's log already, come next, or leave a gap."""
+        last = self.logs[job][-1][0] if self.logs.get(job) else (0, 0)
+        if last[0] != attempt:
+            return "next" if log[0] == 0 and last[0] < attempt else "gap"
+        if last[1] > log[1]:
+            return "there"
+        return "next" if last[1] == log[0] else "gap"
+
+    def tell(self, job: str, entry: tuple[int, int] | None, channel: str, frames: bytes) -> None:
+        """To whoever follows: the frames, or that there are more in the log."""
+        if entry:
+            self.logs.setdefault(job, []).append((entry, frames))
+            frames = job.encode()
+        self.published.append((channel, frames))
+
+    def _done(self, job: Job, outcome: str, now_ms: int) -> None:
+        """The end of a durable job is kept, and told to its sink."""
+        job.state, job.body, job.outcome = "done", None, outcome
+        if job.keep:
+            job.ended = now_ms
+        if job.keep and job.sink:
+            self.ended[job.sink].append(job.id)
 
     def _gone(self, job: Job) -> None:
         del self.jobs[job.id]

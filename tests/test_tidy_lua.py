@@ -29,6 +29,7 @@ QUEUE_FILE = "common/queue.py"
 PREFIX_SCRIPTS = {
     "common/lua/pop.lua": "which jobs come next is known only inside the script",
     "common/lua/lib/ahead.lua": "the same: a part of `pop`",
+    "common/lua/lib/tell.lua": "which sink is told is in the record",
     "common/lua/reap.lua": "which jobs are due is known only inside the script",
     "common/lua/snapshot.lua": "which jobs run is known only inside the script",
 }

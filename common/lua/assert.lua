@@ -21,7 +21,7 @@
 -- ARGV class      str
 -- ARGV charged    num    re-booked where Redis does not have it
 -- ARGV data       bytes  the body, while the job may still have to be requeued
--- ARGV owned_ms   num    garbage collection of `owned`
+-- ARGV owned_ms   num    garbage collection of `owned`; 0: no gateway replica has the job
 -- ARGV bell       str
 -- ARGV fields     str*   name, value: the rest of the record
 -- RETURNS 'running' | 'restored' | 'cancelled' | 'lost'
@@ -54,8 +54,10 @@ redis.call('HSET', record, 'state', 'running', 'owner', owner, 'attempt', place,
 if data ~= '' then redis.call('SET', body, data) end
 redis.call('ZADD', running, deadline, job)
 fly(inflight, at, 1)
-redis.call('SADD', owned, job)
-redis.call('PEXPIRE', owned, owned_ms)
+if owned_ms > 0 then
+  redis.call('SADD', owned, job)
+  redis.call('PEXPIRE', owned, owned_ms)
+end
 local backend = redis.call('HGET', record, 'backend') or '-'
 redis.call('PUBLISH', bell, 'assert ' .. job .. ' ' .. backend)
 return 'restored'

@@ -8,6 +8,7 @@
 -- KEYS waiting     hash   what waits of each user
 -- KEYS deadlines   zset   waiting job -> deadline
 -- KEYS owned       set    open jobs of the gateway replica
+-- KEYS log         stream of a durable job
 -- KEYS order       zset*  of each level: backlogs, the class's first; counter
 -- ARGV now_ms      num
 -- ARGV job         str
@@ -29,6 +30,8 @@
 -- ARGV size        num    bytes of the request body
 -- ARGV data        bytes  what `body` is to hold
 -- ARGV owned_ms    num    garbage collection of `owned`
+-- ARGV keep_ms     num    a durable job, and its log, are kept so long after its end; 0: it is none
+-- ARGV sink        str    the list of ended jobs that tells of a durable one; or empty
 -- ARGV bell        str    channel
 -- RETURNS {'queued', arrival} | {'known', state} | {'cancelled'} | {'full', 'user' or 'model'}
 
@@ -58,8 +61,13 @@ if floor > 0 then redis.call('HSET', record, 'floor', string.format('%.0f', floo
 redis.call('SET', body, data)
 redis.call('ZADD', lane, place, job)
 redis.call('ZADD', deadlines, deadline, job)
-redis.call('SADD', owned, job)
-redis.call('PEXPIRE', owned, owned_ms)
+if keep_ms > 0 then
+  redis.call('DEL', log)
+  redis.call('HSET', record, 'keep', string.format('%.0f', keep_ms), 'sink', sink)
+else
+  redis.call('SADD', owned, job)
+  redis.call('PEXPIRE', owned, owned_ms)
+end
 redis.call('HSET', board, 'arrival', arrival > last and place or string.format('%.0f', last),
   'bytes', bytes, 'jobs:' .. class, (all[3] or 0) + 1)
 redis.call('HSET', waiting, user, own)

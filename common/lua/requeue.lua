@@ -1,5 +1,6 @@
 -- requeue: put a running job that has not started back at its old place, its charge undone.
 --
+-- A durable one goes back even so: what is in its log belongs to that attempt, another one begins.
 -- USES order
 -- USES charges
 -- USES counts
@@ -24,13 +25,13 @@
 -- RETURNS 'requeued' | 'started' | 'cancelled' | 'tries' | 'lost' | 'unknown'
 
 local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'user', 'class', 'charged',
-  'arrival', 'deadline', 'size', 'tries', 'started', 'cancelled', 'backend')
+  'arrival', 'deadline', 'size', 'tries', 'started', 'cancelled', 'backend', 'keep')
 if not r[1] or r[1] == 'cancelled' then return 'unknown' end
 if r[1] ~= 'running' or r[2] ~= owner or tonumber(r[3]) ~= attempt then return 'lost' end
 if heir == 1 and tonumber(redis.call('ZSCORE', running, job) or 'inf') > now_ms then
   return 'lost'
 end
-if r[11] == '1' then return 'started' end
+if r[11] == '1' and not r[14] then return 'started' end
 if r[12] then return 'cancelled' end
 if tonumber(r[10] or 0) + try >= tries_max then return 'tries' end
 
@@ -49,6 +50,6 @@ wait(board, waiting, class, at, 1, tonumber(r[9]))
 redis.call('HSET', record, 'state', 'waiting', 'owner', '', 'tries',
   string.format('%.0f', tonumber(r[10] or 0) + try))
 if yields == 1 then redis.call('HINCRBY', record, 'yields', 1) end
-redis.call('HDEL', record, 'charged', 'backend')
+redis.call('HDEL', record, 'charged', 'backend', 'started')
 redis.call('PUBLISH', bell, 'requeue ' .. job .. ' ' .. r[13])
 return 'requeued'

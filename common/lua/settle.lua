@@ -6,6 +6,7 @@
 -- USES order
 -- USES charges
 -- USES counts
+-- USES tell
 -- KEYS record    hash
 -- KEYS body      str
 -- KEYS running   zset   job -> lease deadline
@@ -13,6 +14,7 @@
 -- KEYS ewma      hash   user -> mean units of cost
 -- KEYS board     hash   what was given back since V last changed
 -- KEYS owned     set    open jobs of its gateway replica
+-- KEYS log       stream
 -- KEYS order     zset*  of each level: backlogs, the class's first; counter
 -- ARGV now_ms    num
 -- ARGV job       str
@@ -26,14 +28,17 @@
 -- ARGV alpha     num    weight of the newest in the mean
 -- ARGV keep_ms   num    the record goes after this long unacknowledged
 -- ARGV again_ms  num    an orphan's frame is repeated after this
--- ARGV channel   str    reply channel
+-- ARGV channel   str    as in `start`
+-- ARGV first     num    seq of the first of the frames
+-- ARGV entry     str    where they stand in the log of a durable job; else empty
+-- ARGV ended_prefix str  keys of the lists of ended jobs begin so
 -- ARGV frames    bytes  wire.Batch
 -- ARGV bell      str    channel; empty: nobody else need know
--- RETURNS 'settled' | 'lost' | 'unknown'
+-- RETURNS 'settled' | 'lost' | 'unknown' | 'gap': frames before these are missing in the log
 
 local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'user', 'charged', 'terms',
-  'backend')
-local state, user = r[1], r[4]
+  'backend', 'keep', 'sink')
+local state, user, keep = r[1], r[4], r[8]
 if not state or state == 'cancelled' then return 'unknown' end
 local pair = r[2] == owner and tonumber(r[3]) == attempt
 local expired = heir == 1 and tonumber(redis.call('ZSCORE', running, job) or 'inf') <= now_ms
@@ -42,10 +47,12 @@ if (state == 'done' and pair) or (state == 'orphaned' and expired) then
     redis.call('ZREM', running, job)
     redis.call('ZADD', running, string.format('%.0f', now_ms + again_ms), job)
   end
-  redis.call('PUBLISH', channel, frames)
+  if not keep then redis.call('PUBLISH', channel, frames) end
   return 'settled'
 end
 if state ~= 'running' or not pair or (heir == 1 and not expired) then return 'lost' end
+if keep and heir == 1 then entry = string.format('%.0f-1', attempt + 1) end
+if keep and heir == 0 and fits(log, entry, first) ~= 'next' then return 'gap' end
 
 -- A first write that needs no memory lets the rest go on while Redis is full.
 redis.call('DEL', body)
@@ -70,6 +77,7 @@ else
   redis.call('SREM', owned, job)
   redis.call('PEXPIRE', record, keep_ms)
 end
-redis.call('PUBLISH', channel, frames)
+tell(log, keep and entry or '', channel, job, frames)
+if keep then done(record, log, job, keep, r[9], now_ms) end
 if bell ~= '' then redis.call('PUBLISH', bell, 'settle ' .. job .. ' ' .. r[7]) end
 return 'settled'

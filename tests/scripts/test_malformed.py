@@ -19,6 +19,8 @@ CALLS: dict[str, Callable[[Scene, Any], Awaitable[object]]] = {
     "enqueue": lambda s, r: s.enqueue("new"),
     "pop": lambda s, r: s.queue.pop(["interactive"], ["b"], LEADER, s.term, now_ms=NOW),
     "start": lambda s, r: s.queue.start("j", LEADER, r.attempt, s.channel, b"first"),
+    "append": lambda s, r: s.queue.append("j", LEADER, r.attempt, b"more", (0, 0)),
+    "forget": lambda s, r: s.queue.forget(["j"]),
     "renew": lambda s, r: s.queue.renew([("j", r.attempt, "b2")], LEADER, now_ms=NOW),
     "charge": lambda s, r: s.queue.charge([(r, 9e9)], LEADER),
     "settle": lambda s, r: s.settle(r, cost=5.0, learn=3),

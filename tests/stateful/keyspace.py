@@ -18,12 +18,20 @@ for i, k in ipairs(redis.call('KEYS', '*')) do
   if t == 'hash' then c = redis.call('HGETALL', k)
   elseif t == 'zset' then c = redis.call('ZRANGE', k, 0, -1, 'WITHSCORES')
   elseif t == 'set' then c = redis.call('SMEMBERS', k)
+  elseif t == 'list' then c = redis.call('LRANGE', k, 0, -1)
+  elseif t == 'stream' then
+    c = {}
+    for _, e in ipairs(redis.call('XRANGE', k, '-', '+')) do
+      c[#c + 1], c[#c + 2] = e[1], e[2][2]
+    end
   else c = {redis.call('GET', k)} end
   out[i] = {k, t, redis.call('PTTL', k) > 0 and 1 or 0, c}
 end
 return out
 """
 """Reads every key: name, type, whether it expires, content."""
+
+_KINDS = {bytes: b"string", list: b"list"}
 
 Raw = list[list[Any]]
 """What DUMP returns."""
@@ -37,15 +45,18 @@ def dump_embedded(server: fakeredis.FakeServer) -> Raw:
     raw: Raw = []
     for key, item in server.dbs[0]._dict.items():
         value, content = item.value, [item.value]
-        kind = b"string" if isinstance(value, bytes) else value._model_type
+        kind = _KINDS.get(type(value)) or value._model_type
         if kind == b"zset":
             pairs = [(member, b"%.17g" % value[member]) for member in value]
         elif kind == b"hash":
             pairs = list(value._values.items())
         if kind in (b"zset", b"hash"):
             content = [part for pair in pairs for part in pair]
-        elif kind == b"set":
+        elif kind in (b"set", b"list"):
             content = list(value)
+        elif kind == b"stream":
+            entries = ((b"%d-%d" % (i.ts, i.seq), value._values_dict[i][1]) for i in value._ids)
+            content = [part for entry in entries for part in entry]
         raw.append([key, kind, item.expireat is not None, content])
     return raw
 
@@ -60,6 +71,8 @@ def read(raw: Raw) -> Space:
             held = {field.decode(): _plain(value) for field, value in pairs}
         elif kind == b"set":
             held = frozenset(m.decode() for m in content)
+        elif kind in (b"list", b"stream"):
+            held = tuple(content)
         else:
             held = _plain(content[0])
         space[key.decode()] = kind.decode(), bool(expires), held
@@ -73,8 +86,11 @@ def restoring(raw: Raw) -> list[tuple[bytes | str | int, ...]]:
         if kind == b"zset":
             swapped = [v for pair in zip(content[1::2], content[::2], strict=True) for v in pair]
             commands.append(("ZADD", key, *swapped))
+        elif kind == b"stream":
+            pairs = zip(content[::2], content[1::2], strict=True)
+            commands += (("XADD", key, entry, "f", frames) for entry, frames in pairs)
         else:
-            word = {b"hash": "HSET", b"set": "SADD", b"string": "SET"}[kind]
+            word = {b"hash": "HSET", b"set": "SADD", b"string": "SET", b"list": "RPUSH"}[kind]
             commands.append((word, key, *content))
         if expires:
             commands.append(("PEXPIRE", key, 600_000))
@@ -123,6 +139,11 @@ def expected(model: Model, keys: ModelKeys) -> Space:
         board |= msgspec.structs.asdict(model.leader)
     put(keys.board, "hash", board)
     put(keys.ewma, "hash", model.means)
+    for job, entries in model.logs.items():
+        flat = [v for at, frames in entries for v in (b"%d-%d" % at, frames)]
+        space[keys.log(job)] = "stream", True, tuple(flat)
+    for sink, ended in model.ended.items():
+        space[keys.ended(sink)] = "list", False, tuple(j.encode() for j in ended)
     for replica, jobs in model.owned.items():
         put(keys.owned(replica), "set", jobs)
     return _without_zeros(space)
@@ -148,6 +169,8 @@ def _record(job: Job) -> dict[str, object]:
     if job.state == "cancelled":
         return {"state": "cancelled"}
     fields: dict[str, object] = {
+        "keep": job.keep or None, "ended": job.ended or None,
+        "sink": job.sink if job.keep else None,
         "state": job.state, "user": job.user, "class": job.cls, "arrival": job.arrival,
         "floor": job.floor, "size": job.size, "terms": _terms(job), "replica": job.replica,
         "deadline": job.deadline, "tries": job.tries, "yields": job.yields or None,

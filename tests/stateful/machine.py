@@ -82,6 +82,7 @@ going = st.one_of(
 )  # fmt: skip
 running = st.one_of(
     run_step("start", ring=st.booleans()),
+    run_step("append", frames=st.integers(1, 2), again=st.sampled_from([0, 0, 1])),
     run_step("renew", backend=st.sampled_from(["", "b1", "b2"])),
     run_step("charge", cost=costs),
     run_step(
@@ -97,6 +98,7 @@ running = st.one_of(
 )  # fmt: skip
 watching = st.one_of(
     step("ack", n=nth),
+    step("forget", n=nth),
     step("cancel", n=nth, state=states,
          due=rarely, frames=st.sampled_from([b"end", b""]),
          then=st.sampled_from(["requeue", "start", ""]),

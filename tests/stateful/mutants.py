@@ -317,7 +317,7 @@ MUTANTS = [
         "left(at, redis.call('EXISTS', lane) == 1, 0)",
         "left(at, true, 0)",
     ),
-    Mutant("a cancelled job keeps its body", "cancel", "'DEL', record, body)", "'DEL', record)"),
+    Mutant("a cancelled job keeps its body", "cancel", "redis.call('DEL', body)\n", ""),
     Mutant("a job not yet due is cancelled", "cancel", "or 'inf') > now_ms", "or 'inf') < 0"),
     Mutant(
         "requeue forgets the deadline", "requeue", "redis.call('ZADD', deadlines, r[8], job)\n", ""
@@ -325,10 +325,27 @@ MUTANTS = [
     Mutant(
         "requeue ignores the cancel flag", "requeue", "if r[12] then return 'cancelled' end", ""
     ),
-    Mutant("requeue repeats a started run", "requeue", "if r[11] == '1' then", "if false then"),
+    Mutant("requeue repeats a started run", "requeue", "if r[11] == '1' and", "if false and"),
     Mutant("yields are not counted", "requeue", "if yields == 1 then", "if false then"),
     Mutant("what yields is a secret", "pop", "r[10] or '0'", "'0'"),
     Mutant("tries are not counted", "requeue", " or 0) + try))", " or 0)))"),
+    Mutant("a gap in a log is not seen", "lib/tell", "have == first and", "have and"),
+    Mutant("an entry is put into a log twice", "append", "if fit == 'next' then", "if fit then"),
+    Mutant("the run of another is put into a log", "append", "or r[2] ~= owner", ""),
+    Mutant(
+        "what is cancelled goes on into its log", "append",
+        "if r[4] then return 'cancelled' end\n", "",
+    ),
+    Mutant("a job that runs is forgotten", "forget", "== 'done' then", "then"),
+    Mutant("a log stays", "forget", "keys[i], keys[i + 1])", "keys[i])"),
+    Mutant("a sink is not told", "lib/tell", "if sink and sink ~= '' then", "if false then"),
+    Mutant("a durable job's end is not kept", "cancel", "if keep then return {'ended'} end\n", ""),
+    Mutant(
+        "an end goes into a log with a gap", "settle",
+        "~= 'next' then return 'gap' end", "== 'x' then return 'gap' end",
+    ),
+    Mutant("a durable job belongs to a gateway", "assert", "if owned_ms > 0 then", "if true then"),
+    Mutant("an old log is begun with", "enqueue", "  redis.call('DEL', log)\n", ""),
     Mutant("a running job is forgotten", "ack", "if state == 'done' or", "if state or"),
     Mutant(
         "the dead are declared so at once",

@@ -18,21 +18,23 @@ from common.outcomes import Outcome
 from common.queue import Queue
 from sim.model import Model
 from tests.stateful.keyspace import Raw, Space, check, expected, read
+from tests.stateful.leading import OWNERS, Leading
 from tests.stateful.stores import REPLICAS, Store
 
 BEGIN_MS = 1_790_000_000_000
 IDS = [f"{i:032x}" for i in range(7)]
 USERS = [("u10", ""), ("ü:", ""), ("k", "a"), ("k", "ü:")]
 """(user, sub-user): a sub-user shares what its key is given."""
-OWNERS = ["d1", "d2"]
 TYPICAL = Terms(1000.0, 2.0, 0.0, 100)
 WIDE = Limits(9, 999, 9, 999, 99, 999)
 ENDED = ("done", "orphaned")
+KEEP_MS = 60_000
+SINK = "s1"
 NO_RUN = Due("lease", IDS[0], "", "", CLASSES[0], "", 1, False, "fl:reply:g1", REPLICAS[0])
 """What a dispatcher may think it runs before anything ran."""
 
 
-class Steps:
+class Steps(Leading):
     """`stores` are the servers; the last's state is also checked by itself."""
 
     stores: Sequence[Store] = ()
@@ -40,7 +42,9 @@ class Steps:
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = Model(self.policy)
+        self.model = self.fresh()
+        self.logged: dict[tuple[str, int], int] = {}
+        """Of each run of a durable job the frames that were sent."""
         self.now = BEGIN_MS
         self.homes: dict[str, tuple[tuple[str, str], str, str]] = {}
         """Job -> user, class, replica: these stay, whatever Redis forgets."""
@@ -53,6 +57,18 @@ class Steps:
         self.space: Space = {}
         self.vtime: dict[str, int] = {}
         self.was_back: dict[str, float] = {}
+
+    def fresh(self) -> Model:
+        """A model of nothing."""
+        return Model(self.policy, self.stores[0].queue.keys.live)
+
+    def span(self, run: Lease | Due, frames: int, again: int = 0) -> tuple[int, int] | None:
+        """The numbers of a durable run's next frames; `again`: so many are sent once more."""
+        if not run.durable:
+            return None
+        first = max(0, self.logged.get((run.job, run.attempt), 0) - again)
+        self.logged[run.job, run.attempt] = first + frames
+        return first, first + frames - 1
 
     def do(self, want: object, call: Callable[[Queue], Coroutine[Any, Any, object]]) -> Any:
         """Run `call` on each server: its reply is `want`, its messages and state the model's."""
@@ -142,6 +158,7 @@ class Steps:
             id=job, user=user[0], sub=user[1], cls=cls, wait_ms=wait_ms, terms=terms, weight=weight,
             replica=replica, meta=b"meta", body=body, floor=max(seen, default=self.now + 1_000),
             arrival=self.arrivals.get(job, 0) if again else 0,
+            keep_ms=0 if replica else KEEP_MS, sink="" if replica else SINK,
         )  # fmt: skip
         reply = self.timed("enqueue", new, self.limits(new, bound, enough))
         if reply.word == "queued":
@@ -186,6 +203,8 @@ class Steps:
             return
         job = those[n % len(those)]
         user, cls, replica = self.homes[job]
+        if not replica and not frames:
+            frames = b"cancelled"
         if due or not self.is_ghost(job):
             word, _ = self.timed(
                 "cancel", job, cls, path(*user), replica, reason, due=due, frames=frames
@@ -200,61 +219,6 @@ class Steps:
             user, cls, replica = self.homes.setdefault(job, (USERS[0], CLASSES[0], REPLICAS[0]))
             self.timed("cancel", job, cls, path(*user), replica, Outcome.CANCELLED)
             self.enqueue(job, user, cls, replica, b"abc", TYPICAL, 1.0, "none", True, 9_000, False)
-
-    # --- one leads
-
-    def lead(self, op: str, owner: str, honest: bool, hold_ms: int) -> None:
-        term = self.terms[owner] if honest else 7
-        reply = self.timed("lead", op, owner, term=term, hold_ms=hold_ms)
-        if reply.word == "leader":
-            self.terms[owner] = reply.term
-
-    def leading(self, owner: str, how: str = "rightly") -> tuple[str, int]:
-        """Who leads and the term, once there is a leader; or a term or a time that is over."""
-        h = self.model.leader
-        if h is None or h.deadline <= self.now:
-            self.lead("take", owner, True, 0)
-            h = self.model.leader
-        assert h
-        if how == "too late":
-            self.now += 2_000
-        return h.owner, h.term - (how == "an old term")
-
-    def time_passes(self, ms: int, renewed: bool) -> None:
-        self.now += ms
-        if renewed and self.model.leader:
-            self.lead("renew", self.model.leader.owner, True, 0)
-
-    def clock_set_back(self, owner: str, fresh: bool) -> None:
-        if fresh:
-            self.lose_history(True, 0, False, 0)
-            self.lead("take", owner, True, 2_000)
-        self.now -= 20_000
-        self.lead("take", OWNERS[owner == OWNERS[0]], True, 0)
-        self.time_passes(0, True)
-
-    def reap(self, owner: str, how: str, cls: str, dead: list[str], sub: bool = False) -> None:
-        owner, term = self.leading(owner, how)
-        group = self.model.group[cls]
-        key = path("k") if sub else ""
-        due = self.model.reap(owner, term, dead, group, key, now_ms=self.now)
-
-        async def call(queue: Queue) -> list[Due] | None:
-            reply = await queue.reap(owner, term, dead, group, key, now_ms=self.now)
-            if reply is None:
-                return None
-            named = [d for d in reply[0] if d.why != "gateway"]
-            rest = [d for d in reply[0] if d.why == "gateway"]
-            return named + sorted(rest, key=lambda d: d.job)
-
-        self.do(due, call)
-        for one in due or []:
-            self.remember(one, one.owner)
-
-    def leases_run_out(self, owner: str, cls: str, dead: list[str]) -> None:
-        self.now += 6_000
-        self.timed("lead", "take", owner, grace_ms=0)
-        self.reap(owner, "rightly", cls, dead)
 
     # --- jobs run
 
@@ -295,7 +259,8 @@ class Steps:
                     assert name in self.model.stand(order, cls)
                 assert [j.id for j in self.model.lane(cls, lease.user)] == [lease.job, *rest]
             if insist:
-                self.timed("restore", lease, owner, "b1", lease.charged, started=False)
+                more = {"keep_ms": KEEP_MS, "sink": SINK} if lease.durable else {}
+                self.timed("restore", lease, owner, "b1", lease.charged, started=False, **more)
 
     def renew(self, n: int, who: str, backend: str) -> None:
         run, owner, _ = self.run_of(n, who)
@@ -305,7 +270,24 @@ class Steps:
 
     def start(self, n: int, who: str, ring: bool = True) -> None:
         run, owner, _ = self.run_of(n, who)
-        self.untimed("start", run.job, owner, run.attempt, "fl:reply:g1", b"first", ring=ring)
+        log = (0, 1) if run.durable else None
+        if log:
+            self.logged.setdefault((run.job, run.attempt), 2)
+        channel = run.channel if run.durable else "fl:reply:g1"
+        self.untimed("start", run.job, owner, run.attempt, channel, b"first", log=log, ring=ring)
+
+    def append(self, n: int, who: str, frames: int, again: int) -> None:
+        run, owner, _ = self.run_of(n, who)
+        if run.durable:
+            log = self.span(run, frames, again)
+            self.untimed("append", run.job, owner, run.attempt, b"more", log)
+
+    def forget(self, n: int) -> None:
+        """One that has ended, if there is one, and any other."""
+        jobs = [j for j in self.homes if not self.homes[j][2]]
+        if jobs:
+            jobs.sort(key=lambda j: j in self.model.jobs and self.model.jobs[j].state in ENDED)
+            self.untimed("forget", list(dict.fromkeys([jobs[-1], jobs[n % len(jobs)]])))
 
     def charge(self, n: int, who: str, cost: float) -> None:
         run, owner, _ = self.run_of(n, who)
@@ -317,10 +299,13 @@ class Steps:
         learn: float | None, ring: bool,
     ) -> None:  # fmt: skip
         run, owner, is_heir = self.run_of(n, who)
+        log = self.span(run, 1)
+        if run.durable and outcome is Outcome.ORPHANED:
+            outcome = Outcome.TRIES  # it goes back to the queue instead
         for _ in range(1 + twice):
             if run.cls:
                 self.timed("settle", run, owner, outcome, b"end", heir=heir == is_heir,
-                           cost=cost, learn=learn, ring=ring)  # fmt: skip
+                           cost=cost, learn=learn, log=log, ring=ring)  # fmt: skip
 
     def requeue(self, n: int, who: str, heir: bool, **more: object) -> None:
         run, owner, is_heir = self.run_of(n, who)
@@ -331,7 +316,8 @@ class Steps:
         run, owner, _ = self.run_of(n, who)
         if isinstance(run, Lease) and not self.is_ghost(run.job):
             charged = run.charged + 100 * raised
-            self.timed("restore", run, owner, "b2", charged, started=started)
+            more = {"keep_ms": KEEP_MS, "sink": SINK} if run.durable else {}
+            self.timed("restore", run, owner, "b2", charged, started=started, **more)
 
     def ack(self, n: int) -> None:
         """One that has ended, if there is one, and any other of the same gateway."""
@@ -376,9 +362,9 @@ class Steps:
 
         Then dispatchers say what they run, and gateways enqueue again what is not known.
         """
-        self.model, raws = self.saved or (Model(self.policy), [[] for _ in self.stores])
+        self.model, raws = self.saved or (self.fresh(), [[] for _ in self.stores])
         if everything:
-            self.model, raws = Model(self.policy), [[] for _ in self.stores]
+            self.model, raws = self.fresh(), [[] for _ in self.stores]
         self.saved = None
         pairs = zip(self.stores, raws, strict=True)
         self.raws = [store.run(store.roll_back(raw))[1] for store, raw in pairs]

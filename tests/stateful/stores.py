@@ -14,7 +14,8 @@ from common.scripts import Script
 from tests.stateful.keyspace import DUMP, Raw, dump_embedded, restoring
 
 MODEL = "m"
-REPLICAS = ("g1", "g2")
+REPLICAS = ("g1", "g2", "")
+"""Of gateways; a durable job has none."""
 MARKER = "marker"
 T = TypeVar("T")
 
@@ -48,7 +49,8 @@ class Store:
         self._runner.close()
 
     async def _open(self) -> None:
-        channels = [self.queue.keys.bell, *(keys.reply(r) for r in REPLICAS), MARKER]
+        k = self.queue.keys
+        channels = [k.bell, k.live, *(keys.reply(r) for r in REPLICAS if r), MARKER]
         listener = Subscriber(self.broker, channels, self._deliver)
         self._tasks = [asyncio.ensure_future(w.run()) for w in (self.broker, listener)]
         async with asyncio.timeout(5):
