@@ -258,8 +258,10 @@ async def world(
     gateways: int = 1,
     model: dict[str, object] | None = None,
     dispatcher: dict[str, object] | None = None,
+    leads: bool = True,
 ) -> AsyncIterator[World]:
-    """A running world of one model, `m1`, whose backends are the engines by host name."""
+    """A running world of one model, `m1`, whose backends are the engines by host name; once a
+    dispatcher `leads`."""
     virtual_redis_clock(monkeypatch)
     backends = [{"url": f"http://{h}", "max_num_seqs": e.max_num_seqs} for h, e in engines.items()]
     options = {
@@ -273,7 +275,7 @@ async def world(
             await world.add_gateway(f"g{n}")
         for n in range(dispatchers):
             await world.add_dispatcher(f"d{n}")
-        while world.leader() is None:
+        while leads and world.leader() is None:
             await pass_time(0.05)
         yield world
     finally:

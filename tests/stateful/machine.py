@@ -24,6 +24,7 @@ def run_step(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrateg
     return step(name, n=nth, who=callers, **arguments)
 
 
+THEN = ["end", "collect", "cancel", "cancel after", "forget", "another", "nothing"]
 ids = st.sampled_from(IDS)
 classes = st.sampled_from(["interactive", "standard", "interactive", "standard", "batch"])
 owners = st.sampled_from(OWNERS)
@@ -99,6 +100,8 @@ running = st.one_of(
 watching = st.one_of(
     step("ack", n=nth),
     step("forget", n=nth),
+    step("log_of_one", job=ids, cls=classes, terms=terms, then=st.sampled_from(THEN),
+         pieces=st.lists(st.sampled_from([(1, 0), (1, 0), (2, 0), (1, 1), (1, -1)]), max_size=3)),
     step("cancel", n=nth, state=states,
          due=rarely, frames=st.sampled_from([b"end", b""]),
          then=st.sampled_from(["requeue", "start", ""]),

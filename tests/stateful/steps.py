@@ -19,22 +19,20 @@ from common.queue import Queue
 from sim.model import Model
 from tests.stateful.keyspace import Raw, Space, check, expected, read
 from tests.stateful.leading import OWNERS, Leading
+from tests.stateful.logs import IDS, KEEP_MS, SINK, Logs
 from tests.stateful.stores import REPLICAS, Store
 
 BEGIN_MS = 1_790_000_000_000
-IDS = [f"{i:032x}" for i in range(7)]
 USERS = [("u10", ""), ("ü:", ""), ("k", "a"), ("k", "ü:")]
 """(user, sub-user): a sub-user shares what its key is given."""
 TYPICAL = Terms(1000.0, 2.0, 0.0, 100)
 WIDE = Limits(9, 999, 9, 999, 99, 999)
 ENDED = ("done", "orphaned")
-KEEP_MS = 60_000
-SINK = "s1"
 NO_RUN = Due("lease", IDS[0], "", "", CLASSES[0], "", 1, False, "fl:reply:g1", REPLICAS[0])
 """What a dispatcher may think it runs before anything ran."""
 
 
-class Steps(Leading):
+class Steps(Leading, Logs):
     """`stores` are the servers; the last's state is also checked by itself."""
 
     stores: Sequence[Store] = ()
@@ -61,14 +59,6 @@ class Steps(Leading):
     def fresh(self) -> Model:
         """A model of nothing."""
         return Model(self.policy, self.stores[0].queue.keys.live)
-
-    def span(self, run: Lease | Due, frames: int, again: int = 0) -> tuple[int, int] | None:
-        """The numbers of a durable run's next frames; `again`: so many are sent once more."""
-        if not run.durable:
-            return None
-        first = max(0, self.logged.get((run.job, run.attempt), 0) - again)
-        self.logged[run.job, run.attempt] = first + frames
-        return first, first + frames - 1
 
     def do(self, want: object, call: Callable[[Queue], Coroutine[Any, Any, object]]) -> Any:
         """Run `call` on each server: its reply is `want`, its messages and state the model's."""
@@ -275,19 +265,6 @@ class Steps(Leading):
             self.logged.setdefault((run.job, run.attempt), 2)
         channel = run.channel if run.durable else "fl:reply:g1"
         self.untimed("start", run.job, owner, run.attempt, channel, b"first", log=log, ring=ring)
-
-    def append(self, n: int, who: str, frames: int, again: int) -> None:
-        run, owner, _ = self.run_of(n, who)
-        if run.durable:
-            log = self.span(run, frames, again)
-            self.untimed("append", run.job, owner, run.attempt, b"more", log)
-
-    def forget(self, n: int) -> None:
-        """One that has ended, if there is one, and any other."""
-        jobs = [j for j in self.homes if not self.homes[j][2]]
-        if jobs:
-            jobs.sort(key=lambda j: j in self.model.jobs and self.model.jobs[j].state in ENDED)
-            self.untimed("forget", list(dict.fromkeys([jobs[-1], jobs[n % len(jobs)]])))
 
     def charge(self, n: int, who: str, cost: float) -> None:
         run, owner, _ = self.run_of(n, who)
