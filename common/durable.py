@@ -125,6 +125,11 @@ def keyed_id(user: str, key: str) -> str:
     return hashlib.sha256(f"{len(user)}:{user}{key}".encode(errors="replace")).hexdigest()[:32]
 
 
+def digest_of(path: str, body: bytes) -> str:
+    """Of what is asked for."""
+    return hashlib.sha256(path.encode() + b"\0" + body).hexdigest()[:32]
+
+
 class Durable:
     """Durable jobs of all models. `queue_of` gives a model's queue."""
 
