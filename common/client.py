@@ -95,7 +95,7 @@ class Client:
         self._models = Models(self._broker, self._settings.models)
         self._live = Live(self._broker)
         self._durable = Durable(self._broker, self._queues.of)
-        self._group = asyncio.TaskGroup()
+        self._group: asyncio.TaskGroup = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
