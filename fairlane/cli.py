@@ -12,6 +12,7 @@ import uvloop
 from common import logs
 from common.errors import BrokerError, ConfigError
 from fairlane import roles
+from fairlane.cli_api import batch, jobs
 from fairlane.probe import probe
 from fairlane.reload import Configuration
 from fairlane.text import checked
@@ -102,6 +103,10 @@ def _load(**options: Any) -> Configuration:
 @click.version_option(package_name="fairlane")
 def main() -> None:
     """Fairlane: a distributed fair queue in front of LLM engines."""
+
+
+main.add_command(batch)
+main.add_command(jobs)
 
 
 @main.command()

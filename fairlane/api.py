@@ -1,0 +1,102 @@
+"""A gateway as the commands see it: HTTP, its errors as one line, and patience with outages."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import httpx
+
+from common.clock import monotonic
+
+PATIENCE_S = 600.0
+"""How long a command goes on while the gateway, or Redis behind it, does not answer."""
+AGAIN_S_MAX = 10.0
+TIMEOUT = httpx.Timeout(60.0, connect=10.0)
+LATER = (429, 500, 502, 503, 504)
+"""Statuses after which a read is tried again."""
+
+
+class ApiError(click.ClickException):
+    """What the gateway said, or that it said nothing. Exit code 2."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Api:
+    """The HTTP API of a gateway, with one key."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        try:
+            self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT)
+        except (httpx.InvalidURL, UnicodeEncodeError, ValueError) as e:
+            raise ApiError(f"--url or --key cannot be used: {e}") from None
+        self._url = url
+
+    def __enter__(self) -> "Api":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._http.close()
+
+    def get(self, path: str, **params: Any) -> Any:
+        """Read something: tried again for PATIENCE_S. Raises ApiError."""
+        until, wait = monotonic() + PATIENCE_S, 0.5
+        while True:
+            try:
+                return self._once("GET", path, params=params)
+            except ApiError as e:
+                if e.status not in (0, *LATER) or monotonic() > until:
+                    raise
+            time.sleep(wait)
+            wait = min(AGAIN_S_MAX, wait * 2)
+
+    def post(self, path: str, **more: Any) -> Any:
+        """Change something, once. Raises ApiError."""
+        return self._once("POST", path, **more)
+
+    def delete(self, path: str) -> Any:
+        """Remove something. Raises ApiError."""
+        return self._once("DELETE", path)
+
+    @contextlib.contextmanager
+    def stream(self, path: str, headers: dict[str, str] | None = None) -> Iterator[httpx.Response]:
+        """A long answer, as it comes. Raises ApiError; what breaks it later is httpx's."""
+        timeout = httpx.Timeout(60.0, connect=10.0)
+        try:
+            with self._http.stream("GET", path, headers=headers, timeout=timeout) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise _error(answer)
+                yield answer
+        except httpx.ConnectError as e:
+            raise self._silent(e) from None
+
+    def _once(self, method: str, path: str, **more: Any) -> Any:
+        try:
+            answer = self._http.request(method, path, **more)
+        except httpx.HTTPError as e:
+            raise self._silent(e) from None
+        if answer.status_code >= 400:
+            raise _error(answer)
+        try:
+            return answer.json()
+        except ValueError:
+            raise ApiError(f"{self._url} does not answer as a gateway does") from None
+
+    def _silent(self, error: Exception) -> ApiError:
+        return ApiError(f"{self._url} does not answer: {error or type(error).__name__}")
+
+
+def _error(answer: httpx.Response) -> ApiError:
+    try:
+        message = answer.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = answer.reason_phrase
+    return ApiError(f"{message} (status {answer.status_code})", answer.status_code)

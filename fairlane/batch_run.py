@@ -1,0 +1,198 @@
+"""`fairlane batch run`: a file of requests through the Batch API, and its answers into a file.
+
+Everything that must outlive this process is with the gateway; beside the answers' file a small note
+says which file and batch there belong to the input, so that the same command, given again, goes on
+where it was. Nothing is uploaded or asked twice.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from fairlane.api import Api, ApiError
+
+POLL_S = 1.0
+BLOCK = 1 << 20
+OVER = ("completed", "failed", "expired", "cancelled")
+DOWNLOADS = 5
+"""A download that breaks is begun again so often."""
+
+
+class Note(msgspec.Struct, kw_only=True):
+    """What is known of a run that was begun."""
+
+    url: str
+    digest: str
+    """SHA-256 of the input."""
+    file: str = ""
+    batch: str = ""
+
+
+class Run:
+    """One input file on its way."""
+
+    def __init__(
+        self, api: Api, url: str, source: Path, out: Path, errors: Path, *, endpoint: str | None,
+        window: str, keep: bool, wait: Callable[[float], object],
+    ) -> None:  # fmt: skip
+        """`wait(seconds)` passes time between two looks."""
+        self._api, self._url = api, url
+        self._source, self._out, self._errors = source, out, errors
+        self._endpoint, self._window, self._keep = endpoint, window, keep
+        self._wait = wait
+        self._note_path = out.with_name(out.name + ".run")
+        self._console = Console(stderr=True)
+
+    def run(self) -> bool:
+        """To the end; True: every line has an answer. Raises ApiError."""
+        digest, lines = self._read()
+        note = self._noted(digest)
+        if not note.file:
+            note.file = self._upload()
+            self._save(note)
+        if not note.batch:
+            note.batch = self._create(note.file)
+            self._save(note)
+        batch = self._watch(note.batch, lines)
+        fine = self._fetch(batch)
+        if not self._keep:
+            self._tidy(note, batch)
+        self._note_path.unlink(missing_ok=True)
+        return fine
+
+    def _read(self) -> tuple[str, int]:
+        """The input's digest, and about how many lines it has."""
+        digest, lines = hashlib.sha256(), 0
+        with self._source.open("rb") as source:
+            while block := source.read(BLOCK):
+                digest.update(block)
+                lines += block.count(b"\n")
+        return digest.hexdigest(), max(1, lines)
+
+    def _noted(self, digest: str) -> Note:
+        try:
+            note = msgspec.json.decode(self._note_path.read_bytes(), type=Note)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return Note(url=self._url, digest=digest)
+        if note.digest != digest:
+            text = f"{self._note_path} is of another input: remove it, or choose another --out"
+            raise ApiError(text)
+        if note.url != self._url:
+            raise ApiError(f"{self._note_path} is of a run at {note.url}: give that as --url")
+        self._console.print(f"going on with batch {note.batch or '(not yet made)'}")
+        return note
+
+    def _save(self, note: Note) -> None:
+        part = self._note_path.with_name(self._note_path.name + ".part")
+        part.write_bytes(msgspec.json.encode(note))
+        part.replace(self._note_path)
+
+    def _upload(self) -> str:
+        size = self._source.stat().st_size
+        with self._progress() as progress, self._source.open("rb") as source:
+            watched = progress.wrap_file(source, size, description="uploading")
+            answer = self._api.post(
+                "/v1/files",
+                data={"purpose": "batch"},
+                files={"file": (self._source.name, watched, "application/jsonl")},
+                timeout=httpx.Timeout(600.0, connect=10.0),
+            )
+        return str(answer["id"])
+
+    def _create(self, file: str) -> str:
+        for batch in self._api.get("/v1/batches", limit=100)["data"]:
+            if batch.get("input_file_id") == file:  # made, and then this process was killed
+                return str(batch["id"])
+        endpoint = self._endpoint or self._first_url()
+        answer = self._api.post(
+            "/v1/batches",
+            json={
+                "input_file_id": file, "endpoint": endpoint, "completion_window": self._window,
+            },
+        )  # fmt: skip
+        self._console.print(f"batch {answer['id']}: {endpoint}")
+        return str(answer["id"])
+
+    def _first_url(self) -> str:
+        """The endpoint of the first line: all lines of a batch have one."""
+        with self._source.open("rb") as source:
+            lines = (line.lstrip(b"\xef\xbb\xbf").strip() for line in source)
+            line = next((line for line in lines if line), b"")
+        try:
+            return str(msgspec.json.decode(line)["url"])
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
+            text = f"the first line of {self._source} has no `url`: give --endpoint"
+            raise ApiError(text) from None
+
+    def _watch(self, id: str, lines: int) -> dict[str, Any]:
+        with self._progress() as progress:
+            bar = progress.add_task("validating", total=lines)
+            while True:
+                batch: dict[str, Any] = self._api.get(f"/v1/batches/{id}")
+                counts = batch.get("request_counts") or {}
+                total = counts.get("total") or lines
+                done = counts.get("completed", 0) + counts.get("failed", 0)
+                progress.update(bar, description=batch["status"], total=total, completed=done)
+                if batch["status"] in OVER:
+                    return batch
+                self._wait(POLL_S)
+
+    def _fetch(self, batch: dict[str, Any]) -> bool:
+        """Write the files of a batch that is over; True: every line has an answer."""
+        for name, path in (("output_file_id", self._out), ("error_file_id", self._errors)):
+            if batch.get(name):
+                self._download(batch[name], path)
+        if batch["status"] == "completed" and not batch.get("output_file_id"):
+            self._out.write_bytes(b"")
+        for error in ((batch.get("errors") or {}).get("data") or [])[:20]:
+            where = f"line {error['line']}: " if error.get("line") else ""
+            self._console.print(f"{where}{error.get('message')}", markup=False)
+        counts = batch.get("request_counts") or {}
+        self._console.print(
+            f"{batch['status']}: {counts.get('completed', 0)} of {counts.get('total', 0)} lines "
+            f"answered, {counts.get('failed', 0)} failed"
+        )
+        return batch["status"] == "completed" and not counts.get("failed")
+
+    def _download(self, file: str, path: Path) -> None:
+        """Whole or not at all."""
+        part = path.with_name(path.name + ".part")
+        for left in range(DOWNLOADS - 1, -1, -1):
+            try:
+                content = self._api.stream(f"/v1/files/{file}/content")
+                with content as answer, part.open("wb") as out:
+                    for block in answer.iter_bytes(BLOCK):
+                        out.write(block)
+                break
+            except (httpx.HTTPError, ApiError) as e:
+                if not left:
+                    raise ApiError(f"{path} cannot be fetched: {e}") from None
+                self._wait(POLL_S)
+        part.replace(path)
+
+    def _tidy(self, note: Note, batch: dict[str, Any]) -> None:
+        for file in (note.file, batch.get("output_file_id"), batch.get("error_file_id")):
+            if file:
+                try:
+                    self._api.delete(f"/v1/files/{file}")
+                except ApiError as e:
+                    self._console.print(f"file {file} stays with the gateway: {e}")
+
+    def _progress(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description:<12}"), BarColumn(), TaskProgressColumn(),
+            MofNCompleteColumn(), TimeElapsedColumn(), console=self._console,
+        )  # fmt: skip

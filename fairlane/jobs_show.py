@@ -1,0 +1,106 @@
+"""`fairlane jobs`: the durable jobs of a key, as tables and as text."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from fairlane.api import AGAIN_S_MAX, LATER, Api, ApiError
+
+FOLLOW_TRIES = 100
+"""A followed stream that breaks is taken up again so often in a row."""
+
+
+def listed(api: Api, limit: int, console: Console) -> None:
+    """A table of the newest jobs. Raises ApiError."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "model", "class", "state", "created", "tokens"):
+        table.add_column(name, overflow="fold")
+    for job in api.get("/v1/jobs", limit=limit)["data"]:
+        usage = job.get("usage") or {}
+        tokens = usage.get("total_tokens") or usage.get("output_tokens") or ""
+        table.add_row(
+            job["id"], job.get("model", ""), job.get("class", ""), job.get("state", ""),
+            _time(job.get("created_at")), str(tokens),
+        )  # fmt: skip
+    console.print(table)
+
+
+def shown(api: Api, job: str) -> bytes:
+    """One job, as the API tells it. Raises ApiError."""
+    return msgspec.json.format(msgspec.json.encode(api.get(f"/v1/jobs/{job}")))
+
+
+def followed(api: Api, job: str, *, raw: bool, wait: Callable[[float], object]) -> Iterator[bytes]:
+    """A job's answer as it comes, taken up where it was whenever the connection breaks: its events
+    as they are, or the text in them. Raises ApiError."""
+    last, failed = "", 0
+    while True:
+        try:
+            headers = {"last-event-id": last} if last else None
+            with api.stream(f"/v1/jobs/{job}/events", headers) as answer:
+                for event in _events(answer.iter_lines()):
+                    failed = 0
+                    last = event.get("id", last)
+                    kind = event.get("event", "")
+                    yield _raw(event) if raw else _text(kind, event.get("data", ""))
+                    if kind in ("end", "error"):
+                        return
+        except (httpx.HTTPError, ApiError) as e:
+            again = not isinstance(e, ApiError) or e.status in (0, *LATER)
+            if not again or failed >= FOLLOW_TRIES:
+                raise ApiError(str(e)) from None
+        failed += 1
+        wait(min(AGAIN_S_MAX, 0.2 * 2 ** min(failed, 6)))
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, str]]:
+    event: dict[str, str] = {}
+    for line in lines:
+        if not line:
+            if event:
+                yield event
+            event = {}
+            continue
+        name, _, value = line.partition(":")
+        if name:
+            value = value.removeprefix(" ")
+            event[name] = f"{event[name]}\n{value}" if name == "data" and name in event else value
+
+
+def _raw(event: dict[str, str]) -> bytes:
+    lines = [f"{n}: {line}" for n, v in event.items() for line in v.split("\n")]
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+def _text(kind: str, data: str) -> bytes:
+    """What a person reads of an event."""
+    if kind == "restart":
+        return b"\n[the answer begins again]\n"
+    if kind == "end":
+        return b"\n"
+    try:
+        found: Any = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return b""
+    if not isinstance(found, dict):
+        return b""
+    if "error" in found:
+        return f"\n[failed: {found['error'].get('message', '')}]\n".encode()
+    texts = [
+        (c.get("delta") or c.get("message") or {}).get("content") or c.get("text") or ""
+        for c in found.get("choices") or []
+    ]
+    if kind == "response.output_text.delta" or found.get("type") == "response.output_text.delta":
+        texts.append(str(found.get("delta", "")))
+    return "".join(texts).encode()
+
+
+def _time(seconds: object) -> str:
+    if not isinstance(seconds, int | float):
+        return ""
+    return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
