@@ -20,7 +20,7 @@ LOAD_FACTOR = 1.25
 LOAD_SPARE = 1.0
 """A backend with more in flight than the mean times the one plus the other gets no job for what it
 has computed."""
-MATCH_SHARE = 0.5
+MATCH_SHARE = 0.6
 """A match of a smaller share of a prompt's hashes draws it nowhere. Else the few lines that all
 prompts begin with would keep them where the first one went, and other backends never saw any."""
 

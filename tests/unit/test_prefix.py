@@ -118,7 +118,7 @@ def test_the_longest_match_goes_before_the_fewest_in_flight() -> None:
 def test_where_the_longest_match_has_too_much_in_flight_the_next_has_its_turn() -> None:
     known = Prefixes()
     known.saw("a", chain("xyzw"))
-    known.saw("b", chain("xy"))
+    known.saw("b", chain("xyz"))
     rooms = {"a": Place(9, 20), "b": Place(9, 3), "c": Place(9, 2)}
     assert route(known, rooms, "xyzw") == ["b"]
 
@@ -153,9 +153,9 @@ def test_of_equal_matches_the_one_with_fewer_in_flight() -> None:
     assert route(known, {"a": Place(9, 3), "b": Place(9, 2), "c": Place(9, 0)}, "xyz") == ["b"]
 
 
-def test_a_match_of_less_than_half_draws_nobody() -> None:
+def test_a_match_of_less_than_six_tenths_draws_nobody() -> None:
     rooms = {"a": Place(9, 1), "b": Place(9, 0)}
-    for more, goes in (("pqr", "a"), ("pqrs", "b")):
+    for more, goes in (("pq", "a"), ("pqr", "b")):
         known = Prefixes()
         known.saw("a", chain("xyz"))
         assert route(known, rooms, "xyz" + more) == [goes]
