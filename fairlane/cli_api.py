@@ -91,10 +91,11 @@ def show(job: str, url: str, key: str | None) -> None:
 @click.argument("job")
 @_options
 def cancel(job: str, url: str, key: str | None) -> None:
-    """Stop one, wherever it is."""
+    """Stop one, wherever it is; of one that has ended, delete its answer."""
     with Api(url, key) as api:
         found: dict[str, Any] = api.delete(f"/v1/jobs/{job}")
-        click.echo(f"{found.get('id', job)}: {found.get('state', 'cancelled')}")
+        state = "deleted, as it had ended" if found.get("deleted") else found.get("state")
+        click.echo(f"{found.get('id', job)}: {state}")
 
 
 @jobs.command()

@@ -19,7 +19,7 @@ def listed(api: Api, limit: int, console: Console) -> None:
     """A table of the newest jobs. Raises ApiError."""
     table = Table(box=None, pad_edge=False)
     for name in ("id", "model", "class", "state", "created", "tokens"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name == "id")
     for job in api.get("/v1/jobs", limit=limit)["data"]:
         usage = job.get("usage") or {}
         tokens = usage.get("total_tokens") or usage.get("output_tokens") or ""
