@@ -1,13 +1,22 @@
 """All settings: their types, limits and defaults. `common/config.py` reads them."""
 
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
 from common.key_settings import KeySettings, check_keys
 from common.keys import Policy
-from common.setting_types import Bytes, Count, Ms, Name, Port, PriorityClass, Seconds
+from common.setting_types import (
+    Bytes,
+    Count,
+    Ms,
+    Name,
+    Port,
+    PriorityClass,
+    Seconds,
+    is_address,
+    is_header,
+)
 from common.store_settings import StoreSettings
 
 
@@ -45,19 +54,12 @@ class BackendSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"a backend's url begins with http:// or https://, not {self.url!r}")
-        rest = self.url.split("://", 1)[1].rstrip("/")
-        if not _is_address(self.url) or any(c in rest for c in "/?# \t\r\n@"):
-            raise ValueError(f"a backend's url is scheme, host and port alone, not {self.url!r}")
         if len(self.url) > 1_024:
             raise ValueError("a backend's url has at most 1024 characters")
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
+        if not is_address(self.url):
+            raise ValueError(f"a backend's url is scheme, host and port alone, not {self.url!r}")
+        if not is_header(self.api_key or ""):
+            raise ValueError("a backend's api_key is of printable ASCII characters alone")
 
 
 class ClassSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -200,13 +200,13 @@ class EngineClient:
             headers["x-vllm-priority"] = str(priority)
         extensions: dict[str, Any] = {"timeout": {"connect": CONNECT_S}}
         name_host(host, headers, extensions)
-        request = httpx.Request(
-            "POST", url_of(url, path), headers=headers, extensions=extensions,
-            content=body if len(body) <= PIECE_BYTES else _Pieces(body),
-        )  # fmt: skip
+        content = body if len(body) <= PIECE_BYTES else _Pieces(body)
         try:
+            request = httpx.Request(
+                "POST", url_of(url, path), headers=headers, extensions=extensions, content=content
+            )
             response = await self._transport.handle_async_request(request)
-        except (httpx.HTTPError, aiohttp.ClientError, OSError) as e:
+        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, UnicodeError) as e:
             if _nothing_sent(e):
                 raise Refused("the engine refuses the connection") from None
             raise Broken("the engine closed the connection without an answer") from None
@@ -248,4 +248,5 @@ def _nothing_sent(error: Exception) -> bool:
     cause = error.__cause__ or error
     if isinstance(cause, aiohttp.ClientError):
         return isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol)
+    never = httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol
+    return isinstance(error, never | httpx.InvalidURL | UnicodeError)  # no name to look up

@@ -43,7 +43,7 @@ async def read_page(
             return await _fetch(transport, request)
     except TimeoutError:
         raise Unreadable(f"no whole answer within {POLL_TIMEOUT_S:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as e:
+    except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError, UnicodeError) as e:
         raise Unreadable(f"{type(e).__name__}: {e}", refused=_refused(e)) from None
 
 
@@ -64,6 +64,8 @@ async def _fetch(transport: httpx.AsyncBaseTransport, request: httpx.Request) ->
 
 
 def _refused(error: Exception) -> bool:
-    """Whether there was no connection; aiohttp's transport calls a broken one a time-out too."""
+    """Whether there was no connection; aiohttp's transport calls a broken one a time-out too.
+    Names that cannot be encoded for a lookup are UnicodeErrors."""
     broken = isinstance(error.__cause__, aiohttp.ServerDisconnectedError)
-    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and not broken
+    never = httpx.ConnectError | httpx.ConnectTimeout | httpx.InvalidURL | UnicodeError
+    return isinstance(error, never) and not broken

@@ -311,10 +311,15 @@ async def _no_route(request: httpx.Request) -> httpx.Response:
     raise httpx.ConnectTimeout("no route") from aiohttp.ConnectionTimeoutError()
 
 
+async def _no_name(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, text="a..b".encode("idna").decode())
+
+
 @pytest.mark.parametrize(
     ("handler", "reachable"),
-    [(_large, True), (_reset, True), (_not_http, True), (_disconnected, True), (_no_route, False)],
-)
+    [(_large, True), (_reset, True), (_not_http, True), (_disconnected, True), (_no_route, False),
+     (_no_name, False)],
+)  # fmt: skip
 async def test_whatever_goes_wrong_the_poller_goes_on(handler: Handler, reachable: bool) -> None:
     watch, failing = Watch(), True
 

@@ -318,16 +318,40 @@ def test_a_secret_is_in_no_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "url",
     ["gpu1:8000", "ftp://gpu1", "http://", "http://h/v1", "http://u:p@h", "http://h:x",
-     "http://h:99999", "http://[::1", "http://h h", "http://:80", "http://h?x=1"],
+     "http://h:99999", "http://[::1", "http://h h", "http://:80", "http://h?x=1", "http://h#x",
+     "http://h:0", "http://a..b", "http://.", "http://a\0b", "http://a\x1bb", "http://h\n:1",
+     "http://b\u00fccher.de", f"http://{'a' * 64}.b", "http://[h]", "http://999.1.1.1",
+     "http://h:80x", "http://h%00", "http://a,b", "http://h\\x", f"http://{'a.' * 150}b"],
 )  # fmt: skip
 def test_a_backend_that_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="a backend's url"):
         BackendSettings(url=url)
 
 
-@pytest.mark.parametrize("url", [GPU, "https://h", "http://10.0.0.1:1/", "http://[::1]:8000"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        GPU,
+        "https://h",
+        "http://10.0.0.1:1/",
+        "http://[::1]:8000",
+        "http://vllm_1",
+        "http://h.:1",
+        "http://xn--bcher-kva.de",
+        "http://GPU-1.lan//",
+        f"http://{'a' * 63}.b",
+        "http://[fe80::1%eth0]",
+    ],
+)
 def test_a_backend_that_is_an_address_is_taken(url: str) -> None:
     assert BackendSettings(url=url).url == url
+
+
+@pytest.mark.parametrize("key", ["sk-h\u00fcsh", "sk-hush\n", "sk-\0hush", "sk-hush\x7f"])
+def test_a_key_of_a_backend_that_no_header_can_hold_is_refused_and_not_told(key: str) -> None:
+    with pytest.raises(ValueError, match="api_key") as refused:
+        BackendSettings(url=GPU, api_key=key)
+    assert "hush" not in str(refused.value)
 
 
 def test_a_secret_and_its_digest_are_the_same_key() -> None:

@@ -204,3 +204,13 @@ async def test_a_closed_port_refuses() -> None:
             )
     finally:
         await client.close()
+
+
+@pytest.mark.parametrize("url", ["http://a..b", "http://999.1.1.1", "http://h\0"])
+async def test_an_address_that_is_none_refuses(url: str) -> None:
+    client = EngineClient(open_transport())
+    try:
+        with pytest.raises(Refused):
+            await client.send(url, "/", b"{}", stream=False, api_key=None, job="j")
+    finally:
+        await client.close()
