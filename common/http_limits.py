@@ -2,7 +2,8 @@
 
 httptools has no limits of its own: an endless header, URL, chunk extension or trailer would be
 kept, and parsed at quadratic cost, in a process that others wait for. What a client may send
-without completing a head or delivering a part of a body is therefore limited, in bytes and time.
+without completing a head or delivering a part of a body is therefore limited, in bytes and time,
+and so is how long it may leave untaken what it has asked for: nobody else would end that.
 """
 
 import asyncio
@@ -13,7 +14,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEAD_BYTES_MAX = 64 << 10
 """Bytes of a head, a chunk's extension or trailers. What one read brings beyond it is parsed."""
 HEAD_S = 30.0
-"""A head that is not complete after so long ends its connection."""
+"""A head that is not complete after so long ends its connection, as does one that never begins."""
+UNTAKEN_S = 120.0
+"""A client that takes nothing of what is held for it for so long is cut off."""
 _WHY = (
     b'{"error":{"message":"The head of the request is too large, or came too slowly.",'
     b'"type":"invalid_request_error","param":null,"code":"head_too_large"}}'
@@ -30,6 +33,11 @@ class LimitedProtocol(HttpToolsProtocol):
     _unparsed = 0
     _advanced = False
     _late: asyncio.TimerHandle | None = None
+    _untaken: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late = self.loop.call_later(HEAD_S, self._refuse)
 
     def data_received(self, data: bytes) -> None:
         self._advanced = False
@@ -46,7 +54,16 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
+        self._taken()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        self._taken()
+        super().resume_writing()
 
     def on_headers_complete(self) -> None:
         self._advanced = True
@@ -65,12 +82,29 @@ class LimitedProtocol(HttpToolsProtocol):
             self._late.cancel()
             self._late = None
 
+    def _look_later(self) -> None:
+        held = self.transport.get_write_buffer_size()
+        self._untaken = self.loop.call_later(UNTAKEN_S, self._look, held)
+
+    def _look(self, before: int) -> None:
+        """Cut the client off unless it has taken some of what was held for it. Closing would wait
+        for it to take the rest."""
+        if self.transport.get_write_buffer_size() < before:
+            self._look_later()
+        else:
+            self.transport.abort()
+
+    def _taken(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
+
     def _refuse(self) -> None:
-        """Say why where no answer is under way, and hang up."""
+        """Say why where a head has begun and no answer is under way, and hang up."""
         self._in_time()
         if self.transport.is_closing():
             return
         cycle: Any = self.cycle
-        if cycle is None or cycle.response_complete:
+        if self._unparsed and (cycle is None or cycle.response_complete):
             self.transport.write(TOO_LARGE)
         self.transport.close()

@@ -8,6 +8,7 @@ import pytest
 
 from common import http_limits
 from common.service import bind, running, serve_asgi
+from tests.support.wait import wait_until
 
 Message = dict[str, Any]
 SENT_MAX = 8 << 20
@@ -100,3 +101,88 @@ async def test_a_large_body_in_small_chunks_is_none_of_this(port: int) -> None:
     answer = await asyncio.wait_for(reader.read(), 20)
     assert answer.endswith(b"\r\n\r\n350000")
     writer.close()
+
+
+async def test_a_connection_on_which_nothing_comes_is_closed_without_a_word(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_limits, "HEAD_S", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+async def _endless(
+    scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Any], Any]
+) -> None:
+    """An answer without end, until its client is gone."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    gone = asyncio.ensure_future(_gone(receive))
+    while not gone.done():
+        await send({"type": "http.response.body", "body": b"x" * (1 << 20), "more_body": True})
+
+
+async def _gone(receive: Callable[[], Awaitable[Message]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@pytest.mark.parametrize("leaves_it", [False, True])
+async def test_a_client_that_takes_nothing_is_cut_off(
+    leaves_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its application has given it up: a close would wait for the client."""
+    monkeypatch.setattr(http_limits, "UNTAKEN_S", 0.3)
+    ends = asyncio.Event()
+
+    async def app(scope: Message, receive: Any, send: Any) -> None:
+        try:
+            async with asyncio.timeout(0.1 if leaves_it else None):
+                await _endless(scope, receive, send)
+        except TimeoutError:
+            pass
+        finally:
+            ends.set()
+
+    listener = bind("127.0.0.1", 0)
+    number = listener.getsockname()[1]
+    async with running(serve_asgi(app, listener)):
+        _, writer = await asyncio.open_connection("127.0.0.1", number, limit=1 << 10)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.wait_for(ends.wait(), 10)
+        await wait_until(lambda: _cut(writer), timeout=10)
+        writer.close()
+
+
+def _cut(writer: asyncio.StreamWriter) -> bool:
+    """Whether the other end hung up, found out by writing: what it sent is not to be read."""
+    writer.write(b"x")
+    return writer.transport.is_closing()
+
+
+async def test_a_client_that_takes_it_slowly_is_not_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_limits, "UNTAKEN_S", 0.3)
+    size, got = 16 << 20, 0
+
+    async def app(scope: Message, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    async def whole() -> bool:
+        nonlocal got
+        data = await reader.read(1 << 16)
+        got += len(data)
+        assert data, f"cut off after {got} bytes"
+        return got > size
+
+    listener = bind("127.0.0.1", 0)
+    number = listener.getsockname()[1]
+    async with running(serve_asgi(app, listener)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", number, limit=1 << 10)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        began = asyncio.get_running_loop().time()
+        await wait_until(whole, timeout=60)
+        assert asyncio.get_running_loop().time() - began > 3 * http_limits.UNTAKEN_S
+        writer.close()
