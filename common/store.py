@@ -48,6 +48,10 @@ _STAGED = re.compile(r".*#\d+\Z")
 T = TypeVar("T")
 
 
+class TooLargeError(StoreError):
+    """The object is none of those that `get` takes."""
+
+
 class Found(msgspec.Struct, frozen=True):
     """One object of a listing."""
 
@@ -128,7 +132,7 @@ class Store:
         return size
 
     async def get(self, path: str) -> bytes | None:
-        """A small object; None: there is none."""
+        """A small object; None: there is none. Raises TooLargeError."""
         try:
             return await self._settled(_small(self._opened(), path), missing=True)
         except FileNotFoundError:
@@ -210,19 +214,22 @@ class Store:
 
     def _opened(self, make: bool = False) -> Any:
         """obstore's store. Raises FileNotFoundError where there is no directory, and this is not
-        to make it."""
-        if self._store is None:
-            folder = self._folder()
-            try:
-                if make:
-                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                elif not folder.exists():
-                    raise FileNotFoundError
+        to make it. `make`: obstore would make it with access for everybody, where it was removed
+        meanwhile too."""
+        if self._store is not None and not (make and self._local):
+            return self._store
+        folder = self._folder()
+        try:
+            if make:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            elif not folder.exists():
+                raise FileNotFoundError
+            if self._store is None:
                 self._store = LocalStore(folder)
-            except FileNotFoundError:
-                raise
-            except (BaseError, OSError) as e:
-                raise StoreError(_text(e)) from None
+        except FileNotFoundError:
+            raise
+        except (BaseError, OSError) as e:
+            raise StoreError(_text(e)) from None
         return self._store
 
     async def _settled(self, work: Awaitable[T], *, missing: bool = False) -> T:
@@ -247,7 +254,7 @@ class Store:
 async def _small(store: Any, path: str) -> bytes:
     found = await obstore.get_async(store, path)
     if found.meta["size"] > SMALL_BYTES_MAX:
-        raise StoreError("an object is larger than it may be")
+        raise TooLargeError("an object is larger than it may be")
     return bytes(await found.bytes_async())
 
 

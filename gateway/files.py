@@ -18,7 +18,7 @@ import msgspec
 
 from common.clock import wall
 from common.errors import StoreError
-from common.store import Found, Store
+from common.store import Found, Store, TooLargeError
 from common.store_settings import StoreSettings
 
 log = logging.getLogger("fairlane.gateway")
@@ -226,12 +226,10 @@ class Files:
             await self._store.delete(path.removesuffix(_RECORD))
 
     async def _record(self, path: str) -> FileRecord | None:
-        data = await self._store.get(path)
-        if data is None:
-            return None
         try:
-            return msgspec.json.decode(data, type=FileRecord)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            data = await self._store.get(path)
+            return None if data is None else msgspec.json.decode(data, type=FileRecord)
+        except (TooLargeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             log.warning("the store has a record that is none: %s", path)
             return None
 

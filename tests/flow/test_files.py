@@ -243,6 +243,18 @@ async def test_people_of_one_key_have_files_of_their_own(tmp_path: Path) -> None
             assert [f["id"] for f in listed.json["data"]] == [id]
 
 
+@pytest.mark.parametrize("record", [b"", b'{"id', b"\xff", b"[" * 9_999, b" " * (2 << 20)])
+async def test_a_record_that_is_none_hides_no_others(record: bytes, tmp_path: Path) -> None:
+    async with keeping(tmp_path) as s:
+        spoilt, whole = [(await upload(s.app)).json["id"] for _ in range(2)]
+        (path,) = (p for p in kept(tmp_path) if p.name == f"{spoilt}.json")
+        path.write_bytes(record)
+        assert [f["id"] for f in (await get(s.app, "/v1/files")).json["data"]] == [whole]
+        assert (await get(s.app, f"/v1/files/{spoilt}")).status == 404
+        assert await s.gateway.files.sweep() == 0
+        assert path.read_bytes() == record, "it is for the operator to look at"
+
+
 async def test_browsers_may_delete(tmp_path: Path) -> None:
     async with site(settings(tmp_path, GatewaySettings(cors_origins=["https://ui"]))) as s:
         headers = [("Origin", "https://ui"), ("Access-Control-Request-Method", "DELETE")]

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -168,8 +169,12 @@ async def test_cancelled_anywhere_an_object_is_whole_or_absent(tmp_path: Path) -
 
 async def test_a_directory_of_its_owner_alone(tmp_path: Path) -> None:
     root = tmp_path / "deep" / "root"
-    await Store(f"file://{root}").put("a", b"")
-    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    store = Store(f"file://{root}")
+    for size in (0, PART_BYTES * 2):
+        await store.write("a", chunks(b"x" * size))
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+        shutil.rmtree(root)
+        assert await store.list("") == [], "it may be removed meanwhile"
 
 
 async def test_the_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
