@@ -7,6 +7,8 @@ may be whole by its syntax and half by its content.
 
 import asyncio
 import logging
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -86,7 +88,7 @@ class Watched(Generic[T]):
         async with self._lock:
             value = None
             try:
-                data = await asyncio.to_thread(_read, self._path)
+                data = await asyncio.to_thread(read, self._path)
             except OSError as e:
                 self._contents.missing(f"cannot read {self._path}: {e.strerror}")
             else:
@@ -105,9 +107,12 @@ class Watched(Generic[T]):
             log.warning("%s; what was read before stays", problem)
 
 
-def _read(path: Path) -> bytes:
-    """At most a little more than FILE_BYTES_MAX of it. Raises OSError."""
-    with path.open("rb") as f:
+def read(path: Path) -> bytes:
+    """A file of at most FILE_BYTES_MAX bytes. Raises OSError, also where it is no regular file:
+    a pipe would be waited for without end, by a thread that nothing can stop."""
+    with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as f:
+        if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+            raise OSError(0, "it is no regular file")
         data = f.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
         raise OSError(0, f"it has more than {FILE_BYTES_MAX} bytes")

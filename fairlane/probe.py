@@ -9,6 +9,7 @@ from common.config import parse_backends
 from common.errors import BrokerError, ConfigError, StoreError
 from common.settings import BackendSettings, Settings
 from common.store import Store
+from common.watched import read
 from dispatcher.engines.facts import NOTHING
 from dispatcher.engines.kinds import NONE
 from dispatcher.engines.models import read_models
@@ -56,7 +57,7 @@ async def _file(settings: Settings, found: list[Finding]) -> list[BackendSetting
         return []
     path = Path(settings.backends_file)
     try:
-        listed = parse_backends(await asyncio.to_thread(path.read_bytes), path)
+        listed = parse_backends(await asyncio.to_thread(read, path), path)
     except (OSError, ConfigError) as e:
         text = str(e) if isinstance(e, ConfigError) else f"cannot be read: {e.strerror}"
         found.append((f"file {path}", False, text.removeprefix(f"{path}: ")))

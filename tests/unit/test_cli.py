@@ -15,7 +15,6 @@ from typing import ClassVar
 import pytest
 from click.testing import CliRunner, Result
 
-from common import logs
 from common.settings import Settings
 from fairlane import roles
 from fairlane.cli import main
@@ -285,13 +284,3 @@ async def test_up_says_what_it_waits_for() -> None:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-def test_log_lines_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("WARNING")
-    logging.getLogger("fairlane.x").info("unheard")
-    logging.getLogger("fairlane.x").warning("heard")
-    logging.getLogger("httpx").info("unheard")
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d WARNING fairlane\.x: heard\n", err)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,27 @@ async def test_a_file_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     path.mkdir()
     await watched.look()
     assert heard == ["one", "two"] and states[-1] is False
+
+
+async def test_what_is_no_regular_file_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that reads would end with the other end of the pipe, and the process with it."""
+    path, heard = tmp_path / "f", []
+    watched = Watched(path, Contents(parse), heard.append, lambda _: None)
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)  # ends the reader of a failed test
+    try:
+        async with asyncio.timeout(5):
+            await watched.look()
+    finally:
+        os.close(writer)
+    assert "no regular file" in caplog.text
+    path.unlink()
+    path.write_text("one")
+    for _ in range(2):
+        await watched.look()
+    assert heard == ["one"]
 
 
 @pytest.mark.looptime
