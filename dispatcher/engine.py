@@ -212,7 +212,9 @@ class EngineClient:
             raise Broken("the engine closed the connection without an answer") from None
         passed = [(n, v) for n, v in response.headers.items() if n in _PASSED_ON]
         content_type = response.headers.get("content-type", "")
-        return Answer(response.status_code, content_type, passed, response)
+        # 600 and above are no statuses, and servers of HTTP refuse to send them.
+        status = response.status_code if response.status_code < 600 else 502
+        return Answer(status, content_type, passed, response)
 
     async def close(self) -> None:
         """Close all connections."""

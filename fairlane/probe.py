@@ -14,6 +14,7 @@ from dispatcher.engines.facts import NOTHING
 from dispatcher.engines.kinds import NONE
 from dispatcher.engines.models import read_models
 from dispatcher.engines.reading import PATHS, Reading
+from dispatcher.pages import PAGE_BYTES_MAX, Unreadable
 from dispatcher.sources.names import resolve
 from dispatcher.sources.wanted import endpoint
 from fairlane.roles import NO_BACKEND, connected
@@ -71,8 +72,8 @@ async def _name(backend: BackendSettings) -> Finding:
     try:
         async with asyncio.timeout(PROBE_S):
             found = sorted(set(await resolve(host, port)))
-    except OSError as e:  # a TimeoutError is one
-        return f"name {host}", False, f"cannot be looked up ({e or type(e).__name__})"
+    except (OSError, UnicodeError) as e:  # a TimeoutError is an OSError
+        return f"name {host}", False, f"cannot be looked up ({_text(e)})"
     return f"name {host}", bool(found), ", ".join(found) or "has no address"
 
 
@@ -93,20 +94,39 @@ async def _store(settings: Settings) -> Finding:
     return "store", True, "can be read"
 
 
-async def _get(client: httpx.AsyncClient, backend: BackendSettings, path: str) -> httpx.Response:
+async def _get(client: httpx.AsyncClient, backend: BackendSettings, path: str) -> tuple[int, bytes]:
+    """A page's status and bytes, as much as a dispatcher would read. Raises Unreadable."""
     headers = {"authorization": f"Bearer {backend.api_key}"} if backend.api_key else {}
-    return await client.get(backend.address + path, headers=headers)
+    try:
+        async with (
+            asyncio.timeout(PROBE_S),
+            client.stream("GET", backend.address + path, headers=headers) as response,
+        ):
+            body = bytearray()
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > PAGE_BYTES_MAX:
+                    raise Unreadable(f"more than {PAGE_BYTES_MAX} bytes")
+            return response.status_code, bytes(body)
+    except TimeoutError:
+        raise Unreadable(f"no whole answer within {PROBE_S:g} s") from None
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as e:
+        raise Unreadable(f"no answer ({_text(e)})") from None
+
+
+def _text(e: Exception) -> str:
+    return str(e) or type(e).__name__
 
 
 async def _models(client: httpx.AsyncClient, backend: BackendSettings, names: list[str]) -> Finding:
     what = f"{backend.address}/v1/models"
     try:
-        response = await _get(client, backend, "/v1/models")
-    except httpx.HTTPError as e:
-        return what, False, f"no answer ({e or type(e).__name__})"
-    served = read_models(response.content)
+        status, body = await _get(client, backend, "/v1/models")
+    except Unreadable as e:
+        return what, False, str(e)
+    served = read_models(body)
     if served is None:
-        return what, False, f"status {response.status_code}, not a list of models"
+        return what, False, f"status {status}, not a list of models"
     missing = [n for n in names if n not in served]
     if missing:
         text = f"serves {', '.join(served) or 'nothing'}, not {', '.join(missing)}"
@@ -122,15 +142,15 @@ async def _metrics(client: httpx.AsyncClient, backend: BackendSettings) -> Findi
         path = reading.path or PATHS[0]
         what = backend.address + path
         try:
-            response = await _get(client, backend, path)
-        except httpx.HTTPError as e:
-            return what, False, f"no answer ({e or type(e).__name__})"
-        there = response.status_code == 200
-        if there and reading.read(response.content, None) != NOTHING:
+            status, body = await _get(client, backend, path)
+        except Unreadable as e:
+            return what, False, str(e)
+        there = status == 200
+        if there and reading.read(body, None) != NOTHING:
             return what, True, f"the metrics of a {reading.kind}"
         if not there:
             reading.missed()
         unknown = ", but nothing of a known engine" if there else ""
-        first = first or (what, there, f"status {response.status_code}{unknown}")
+        first = first or (what, there, f"status {status}{unknown}")
     assert first is not None
     return first

@@ -1,6 +1,7 @@
 """The command: what goes wrong is one clear line on standard error, an exit code, no traceback."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -8,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
@@ -244,6 +245,32 @@ def test_check_says_whose_metrics_there_are(
     assert said.format(url) + "\n" in result.stdout
     assert result.exit_code == ("FAIL" in said)
     assert engine != "none" or "metrics" not in result.stdout
+
+
+class _Endless(_Pages):
+    """Its metrics page has no end."""
+
+    def do_GET(self) -> None:
+        if self.path != "/metrics":
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                self.wfile.write(b"x 0\n" * 1_000)
+
+
+def test_check_does_not_read_a_page_without_end(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Endless) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{serving.server_port}"
+        path = tmp_path / "fairlane.toml"
+        path.write_text(f'[models.m]\nbackends = [{{ url = "{url}" }}]\n')
+        result = run("check", "--config", str(path))
+        serving.shutdown()
+    assert f"ok   {url}/v1/models: serves m\n" in result.stdout
+    assert f"FAIL {url}/metrics: more than" in result.stdout
 
 
 def test_check_looks_at_every_source(tmp_path: Path) -> None:

@@ -206,6 +206,19 @@ async def test_a_closed_port_refuses() -> None:
         await client.close()
 
 
+@pytest.mark.parametrize(("status", "seen"), [(200, 200), (599, 599), (600, 502), (999, 502)])
+async def test_a_status_that_is_none_is_a_bad_gateway(status: int, seen: int) -> None:
+    async def handler(n: int, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> bool:
+        writer.write(b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status)
+        return True
+
+    async with engine(handler) as (made, client):
+        url = f"http://127.0.0.1:{made.port}"
+        answer = await client.send(url, "/", b"{}", stream=False, api_key=None, job="j")
+        await answer.close()
+        assert answer.status == seen
+
+
 @pytest.mark.parametrize("url", ["http://a..b", "http://999.1.1.1", "http://h\0"])
 async def test_an_address_that_is_none_refuses(url: str) -> None:
     client = EngineClient(open_transport())
