@@ -17,14 +17,23 @@ HEAD_S = 30.0
 """A head that is not complete after so long ends its connection, as does one that never begins."""
 UNTAKEN_S = 120.0
 """A client that takes nothing of what is held for it for so long is cut off."""
-_WHY = (
-    b'{"error":{"message":"The head of the request is too large, or came too slowly.",'
-    b'"type":"invalid_request_error","param":null,"code":"head_too_large"}}'
+
+
+def _answer(status: bytes, code: bytes, message: bytes) -> bytes:
+    body = b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":"%s"}}' % (
+        message,
+        code,
+    )
+    head = b"connection: close\r\ncontent-type: application/json\r\ncontent-length: %d" % len(body)
+    return b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, head, body)
+
+
+TOO_LARGE = _answer(
+    b"431 Request Header Fields Too Large",
+    b"head_too_large",
+    b"The head of the request is too large, or came too slowly.",
 )
-TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
-    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(_WHY), _WHY)
-)
+NO_HTTP = _answer(b"400 Bad Request", b"invalid_http", b"The request is no valid HTTP/1.1.")
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -100,11 +109,18 @@ class LimitedProtocol(HttpToolsProtocol):
             self._untaken = None
 
     def _refuse(self) -> None:
-        """Say why where a head has begun and no answer is under way, and hang up."""
+        """Say why where a head has begun, and hang up."""
+        self._hang_up(TOO_LARGE if self._unparsed else b"")
+
+    def send_400_response(self, msg: str) -> None:
+        self._hang_up(NO_HTTP)
+
+    def _hang_up(self, answer: bytes) -> None:
+        """With this answer, unless another one is under way."""
         self._in_time()
         if self.transport.is_closing():
             return
         cycle: Any = self.cycle
-        if self._unparsed and (cycle is None or cycle.response_complete):
-            self.transport.write(TOO_LARGE)
+        if answer and (cycle is None or cycle.response_complete):
+            self.transport.write(answer)
         self.transport.close()

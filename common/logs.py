@@ -27,5 +27,7 @@ def setup(level: str = "INFO") -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("fairlane").setLevel(level)
-    # To it each malformed form is a warning; its sender is told, and nobody else need be.
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    # To them each malformed form or request is a warning; its sender is told, and nobody else need
+    # be: anyone could fill the log.
+    for name in ("python_multipart", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,6 +1,8 @@
 """What a client may send without getting anywhere is bounded, in bytes and in time."""
 
 import asyncio
+import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -92,6 +94,43 @@ async def test_a_head_that_does_not_come_to_its_end_in_time(
     answer = await asyncio.wait_for(reader.read(), 5)
     assert answer.startswith(b"HTTP/1.1 431")
     writer.close()
+
+
+RUBBISH = {
+    "bytes": b"\x16\x03\x01\x02\x00\x01",
+    "length": b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+    "both": b"POST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", RUBBISH)
+async def test_what_is_no_http_is_told_as_every_error_is(port: int, what: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(RUBBISH[what])
+    answer = await asyncio.wait_for(reader.read(), 5)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"\r\ncontent-length: %d" % len(body) in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+    writer.close()
+
+
+async def test_nothing_is_written_into_an_answer_that_is_under_way() -> None:
+    async def app(scope: Message, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await _gone(receive)
+
+    listener = bind("127.0.0.1", 0)
+    number = listener.getsockname()[1]
+    async with running(serve_asgi(app, listener)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", number)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"begun\r\n")
+        writer.write(b"\0\0\0\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
 
 
 async def test_a_large_body_in_small_chunks_is_none_of_this(port: int) -> None:

@@ -13,6 +13,8 @@ def test_log_lines_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> N
     logging.getLogger("fairlane.x").info("unheard")
     logging.getLogger("fairlane.x").warning("heard")
     logging.getLogger("httpx").info("unheard")
+    logging.getLogger("uvicorn.error").warning("unheard: what a client did wrong")
+    logging.getLogger("python_multipart.multipart").warning("unheard")
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d WARNING fairlane\.x: heard\n", err)
