@@ -39,6 +39,7 @@ _CLEAN_S = 10.0
 """Who is cancelled waits at most so long for a call to end."""
 _CALL_S = 30.0
 """A store that is silent for so long is not there."""
+_SILENT = "the store does not answer"
 _RETRY: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
 _QUERY = re.compile(r"\?\S+")
 """Of a URL in an error; Azure's has secrets."""
@@ -192,7 +193,9 @@ class Store:
                             break
         except FileNotFoundError:
             return []
-        except (BaseError, OSError, TimeoutError) as e:
+        except TimeoutError:
+            raise StoreError(_SILENT) from None
+        except (BaseError, OSError) as e:
             raise StoreError(_text(e)) from None
         return heapq.nsmallest(limit, found, key=lambda f: f.path)
 
@@ -241,7 +244,7 @@ class Store:
                 return await asyncio.shield(call)
         except TimeoutError:
             call.cancel()
-            raise StoreError("the store does not answer") from None
+            raise StoreError(_SILENT) from None
         except (BaseError, OSError) as e:
             if missing and isinstance(e, FileNotFoundError):
                 raise

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shutil
+import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -220,6 +221,16 @@ async def test_a_store_out_of_reach_tells_no_secret() -> None:
         assert isinstance(error, StoreError)
         assert "SECRET" not in str(error) and "\n" not in str(error)
         assert not re.search(r"\?[^…]", str(error)), "no query of a URL"
+
+
+async def test_a_store_that_is_silent_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        url = f"http://127.0.0.1:{listens.getsockname()[1]}"
+        store = Store("s3://bucket", UNREACHABLE | {"aws_endpoint": url})
+        monkeypatch.setattr("common.store._CALL_S", 0.2)
+        calls = (store.put("a", b"x"), store.get("a"), store.delete("a"), store.list("a"))
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, StoreError) and str(error) == "the store does not answer"
 
 
 @pytest.mark.parametrize("options", [{"aws_nope": "x"}, {"google_bucket": "x"}])
