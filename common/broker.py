@@ -161,6 +161,10 @@ class Subscriber:
             self._channels = (*self._channels, channel)
             self.drop()
 
+    def remove(self, channel: str) -> None:
+        """Subscribe to it no more, from the next connection on."""
+        self._channels = tuple(c for c in self._channels if c != channel)
+
     async def run(self) -> None:
         """Subscribe and deliver until cancelled."""
         attempt = 0

@@ -156,6 +156,12 @@ class DispatcherMetrics:
         for cls, reason in self._told.pop((model, url), set()):
             self._backend_closed.remove(model, url, cls, reason)
 
+    def forget_model(self, model: str) -> None:
+        """It is forgotten, and its backends before it."""
+        for metric in vars(self).values():
+            if isinstance(metric, Gauge | Counter | Histogram) and "model" in metric._labelnames:
+                metric.remove_by_labels({"model": model})
+
     def source(self, source: str, good: bool) -> None:
         """Whether what a source of backends said last could be used."""
         self._sources.labels(source).set(int(good))

@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 from common import keys
 from common.broker import Broker
+from common.keys import ModelKeys
 
 FORGOTTEN_MS = 86_400_000
 """A model that no dispatcher had a backend for since then is known no more."""
@@ -27,3 +28,10 @@ async def remember(broker: Broker, served: Collection[str]) -> list[str]:
     if fields:
         await broker.command("HSET", keys.KNOWN, *fields)
     return kept
+
+
+async def is_empty(broker: Broker, k: ModelKeys) -> bool:
+    """Whether no job of a model waits or runs anywhere. Raises BrokerError."""
+    return not (
+        await broker.command("ZCARD", k.deadlines) or await broker.command("ZCARD", k.running)
+    )

@@ -92,6 +92,11 @@ class ModelLoop:
         self._look, self._reconcile = True, self._reconcile or learn
         self._wake.set()
 
+    @property
+    def unused(self) -> bool:
+        """Whether it has no backend, and no job is here or on its way."""
+        return not (self.backends or self.popping or self.relays.jobs())
+
     def busy(self) -> bool:
         """Whether jobs wait here: then engines are polled often."""
         return self.election.leads and any(self._waiting.values())

@@ -92,6 +92,10 @@ class Pool:
             self._probes[url].backend.settings = w.settings
         self._reconcile()
 
+    def again(self) -> None:
+        """There may be room for models that had none."""
+        self._reconcile()
+
     def any_wanted(self) -> bool:
         """Whether there is any backend to be used."""
         return bool(self._wanted)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections.abc import Collection
 
 import httpx
 from prometheus_client import CollectorRegistry
@@ -30,7 +31,7 @@ from common.wire import (
 )
 from dispatcher.closing import Closing
 from dispatcher.engine import EngineClient, open_transport
-from dispatcher.known import remember
+from dispatcher.known import is_empty, remember
 from dispatcher.loop import ModelLoop
 from dispatcher.parts import Parts
 from dispatcher.pool import Pool
@@ -52,6 +53,8 @@ REMEMBER_S = 10.0
 """The models that have backends are noted in `fl:known` this often."""
 MODELS_MAX = 256
 """Most models one process serves, discovered ones included."""
+FULL_S = 60.0
+"""That there are more is logged this often."""
 
 
 class Dispatcher:
@@ -85,6 +88,8 @@ class Dispatcher:
             self._metrics, self._known,
         )  # fmt: skip
         self._loops: dict[str, ModelLoop] = {}
+        self._looping: dict[str, asyncio.Task[None]] = {}
+        self._full_at = -FULL_S
         self._pool = Pool(
             transport, settings.dispatcher, self._runs, self._loop_of, self._metrics,
             random.Random(seed),
@@ -164,6 +169,8 @@ class Dispatcher:
                 known = []
             for name in known:
                 self._loop_of(name)
+            if known and not self.stopping:
+                await self._forget(known)
             await asyncio.sleep(REMEMBER_S if known else ANNOUNCE_S)
 
     def _loop_of(self, name: str) -> ModelLoop | None:
@@ -171,12 +178,40 @@ class Dispatcher:
         loop = self._loops.get(name)
         if loop is None:
             if len(self._loops) >= MODELS_MAX:
-                log.warning("model %s is not served: there are %d already", name, MODELS_MAX)
+                if self._now() - self._full_at >= FULL_S:
+                    self._full_at = self._now()
+                    log.warning("not served: %s; there are %d models already", name, MODELS_MAX)
                 return None
             loop = self._loops[name] = ModelLoop(self._parts, name, self._model(name), [])
             self._subscriber.add(loop.queue.keys.bell)
-            self._serving.create_task(loop.run())
+            self._looping[name] = self._serving.create_task(loop.run())
         return loop
+
+    async def _forget(self, known: Collection[str]) -> None:
+        """End what is kept of models that are known no more: names come and go, such as those of
+        adapters, and each would have a place among MODELS_MAX for good."""
+        for name, loop in list(self._loops.items()):
+            if name in known or name in self._settings.models or not loop.unused:
+                continue
+            try:
+                empty = await is_empty(self._broker, loop.queue.keys)
+            except BrokerError as e:
+                log.debug("forgetting %s: %s", name, e)
+                return
+            if empty and loop.unused:
+                await self._end(name)
+
+    async def _end(self, name: str) -> None:
+        loop, task = self._loops.pop(name), self._looping.pop(name)
+        await loop.stop()
+        task.cancel()
+        await asyncio.wait((task,))
+        self._subscriber.remove(loop.queue.keys.bell)
+        self._live.pop(name, None)
+        self._seen.pop(name, None)
+        self._metrics.forget_model(name)
+        log.info("%s: no backend for a day, forgotten", name)
+        self._pool.again()
 
     def _model(self, name: str) -> ModelSettings:
         return self._settings.models.get(name) or ModelSettings()
@@ -196,6 +231,8 @@ class Dispatcher:
                 event, job, detail = data.decode().split(" ", 2)
                 loop.ring(event, job, detail)
                 return
+        if channel != keys.control(self.owner).encode():
+            return  # the bell of a model that was forgotten
         try:
             controls = decode_controls(data).controls
         except WireError as e:

@@ -1,0 +1,60 @@
+"""Models that come and go with what engines list. Virtual time, real code of both sides."""
+
+import pytest
+from prometheus_client.metrics import MetricWrapperBase
+
+from common import placed
+from common.settings import BackendSettings
+from dispatcher.server import Dispatcher
+from sim.settings import EngineSettings
+from sim.transport import EngineTransport
+from tests.flow.world import world
+from tests.support.wait import pass_time, wait_until
+
+pytestmark = pytest.mark.looptime
+
+ENGINE = EngineSettings(model="m1", max_num_seqs=4, step_ms=100, seed=1)
+
+
+def with_adapter(name: str) -> EngineTransport:
+    return EngineTransport(EngineSettings(model=("m1", name), max_num_seqs=4, step_ms=100, seed=1))
+
+
+def measured(d: Dispatcher) -> set[str]:
+    """The models that its metrics name."""
+    metrics = [m for m in vars(d._metrics).values() if isinstance(m, MetricWrapperBase)]
+    samples = [s for m in metrics for family in m.collect() for s in family.samples]
+    return {s.labels["model"] for s in samples if "model" in s.labels}
+
+
+async def test_a_model_that_is_known_no_more_makes_room_for_another(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not before its jobs have ended, wherever they wait."""
+    monkeypatch.setattr("dispatcher.known.FORGOTTEN_MS", 30_000)
+    monkeypatch.setattr("dispatcher.server.MODELS_MAX", 2)
+    async with world(monkeypatch, {"e1": ENGINE}, model={"backends": []}) as w:
+        w.settings.models["a"] = w.settings.models["b"] = w.settings.models["m1"]
+        broker, dispatchers = w.gateways[0][0].broker, [d for _, d in w.dispatchers]
+        for d in dispatchers:
+            d._settings = type(d._settings)(models={"m1": w.settings.models["m1"]})
+        w.engines["e1"] = with_adapter("a")
+        await placed.add(broker, BackendSettings(url="http://e1"))
+        await wait_until(lambda: all("a" in d._loops for d in dispatchers), timeout=12)
+        w.engines["e1"] = with_adapter("b")
+        await pass_time(12)
+        waits = await w.ask("u", model="a")
+        await pass_time(60)
+        assert all("a" in d._loops and "b" not in d._loops for d in dispatchers)
+        assert caplog.text.count("not served: b") <= 2 * len(dispatchers), "once a minute"
+        w.engines["e1"] = with_adapter("a")
+        await w.answers()
+        assert waits.end is not None
+        w.engines["e1"] = with_adapter("b")
+        for d in dispatchers:
+            await wait_until(lambda d=d: d._loops.get("b") and d._loops["b"].backends, timeout=90)  # type: ignore[misc]
+            assert set(d._loops) == set(d._looping) == {"m1", "b"}
+            assert measured(d) == {"m1", "b"}
+        asked = await w.ask("u", model="b")
+        await w.answers()
+        assert asked.end is not None
