@@ -20,6 +20,8 @@ STALE_MS = 6_000
 """An announcement older than this, by the Redis clock, is of a dispatcher that is gone."""
 KNOWN_MAX = 1_000
 """Most models remembered after nobody serves them any more."""
+FORGOTTEN_S = 86_400.0
+"""They are remembered for so long, as dispatchers do."""
 
 
 def merge(
@@ -75,6 +77,8 @@ class Models:
         """Models that a dispatcher serves, with backends or without."""
         self._models: dict[str, ServedModel] = merge({}, 0, configured)
         self._names: dict[str, ServedModel] = _names(self._models)
+        self._gone: dict[str, float] = {}
+        """Since when nobody serves a model that is remembered."""
         self.loaded = False
         """Whether announcements were read at least once."""
 
@@ -135,9 +139,11 @@ class Models:
         fields = dict(zip(flat[::2], flat[1::2], strict=True)) if isinstance(flat, list) else flat
         fresh = merge(fields, now_ms, self._configured)
         self._led = frozenset(m.name for m in announced(fields, now_ms))
-        for name, old in self._models.items():  # gone for now is not unknown: 503, not 404
-            if name not in fresh and len(fresh) < KNOWN_MAX:
-                fresh[name] = msgspec.structs.replace(old, ready=False)
+        now, gone = asyncio.get_running_loop().time(), self._gone
+        self._gone = {n: gone.get(n, now) for n in self._models if n not in fresh}
+        for name, since in self._gone.items():  # gone for now is not unknown: 503, not 404
+            if now - since < FORGOTTEN_S and len(fresh) < KNOWN_MAX:
+                fresh[name] = msgspec.structs.replace(self._models[name], ready=False)
         self._models = fresh
         self._names = _names(fresh)
         self.loaded = True

@@ -2,9 +2,11 @@
 
 import pytest
 
-from common.intake.models import STALE_MS, merge
+from common.broker import Broker
+from common.intake.models import FORGOTTEN_S, STALE_MS, Models, merge
 from common.settings import ModelSettings
 from common.wire import VERSION, Announcement, ServedModel, encode_announcement
+from tests.support.wait import pass_time
 
 NOW = 1_000_000
 
@@ -58,3 +60,38 @@ def test_configured_models_are_known_before_anybody_serves_them() -> None:
 def test_what_another_version_says_is_left_out() -> None:
     fields = {b"d1": b"\x93\x02\x00\x90", b"d2": b"junk", b"\xff": said(served("m1"))}
     assert list(merge(fields, NOW, {})) == ["m1"]
+
+
+class _Broker(Broker):
+    """Says what the test has dispatchers say."""
+
+    def __init__(self) -> None:
+        self.said: list[ServedModel] = []
+
+    async def command(self, *_: object) -> list[bytes]:  # type: ignore[override]
+        return [b"d1", said(*self.said)]
+
+    async def now_ms(self) -> int:
+        return NOW
+
+
+@pytest.mark.looptime
+async def test_a_model_that_nobody_serves_is_known_for_a_day() -> None:
+    broker = _Broker()
+    models = Models(broker, {"c": ModelSettings()})
+
+    async def look(*now: str) -> set[str]:
+        broker.said = [served(name) for name in now]
+        await models.refresh()
+        return {name for name, _ in models.listing()}
+
+    assert await look("a", "b") == {"a", "b", "c"}
+    assert await look("b") == {"a", "b", "c"}
+    assert models.resolve("a") and not models.accepts(models.resolve("a"))  # type: ignore[arg-type]
+    await pass_time(FORGOTTEN_S - 1)
+    assert await look() == {"a", "b", "c"}
+    await pass_time(1)
+    assert await look() == {"b", "c"}, "what is in the configuration stays"
+    assert await look("b") == {"b", "c"}
+    await pass_time(FORGOTTEN_S)
+    assert await look() == {"b", "c"}, "counted from when it went the last time"
