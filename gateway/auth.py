@@ -94,13 +94,20 @@ def open_user(body_user: str | None, authorization: bytes | None, peer: str) -> 
     return peer
 
 
-def own_path(principal: Principal, headers: Headers, authorization: bytes | None, peer: str) -> str:
+def own_path(
+    principal: Principal,
+    headers: Headers,
+    authorization: bytes | None,
+    peer: str,
+    user: str | None = None,
+) -> str:
     """Whose things a request without a body of its own is about, as `keys.path` names them: of whom
     a queued request with these headers would be for. A person whom no header names sees what
-    nobody's requests are. Raises Refusal as `People.who`."""
+    nobody's requests are. `user`: whom it names where others do in their body. Raises Refusal as
+    `People.who`."""
     if principal.people is None:
-        return path(open_user(None, authorization, peer))
-    who = principal.people.who(headers, None)
+        return path(open_user(user, authorization, peer))
+    who = principal.people.who(headers, user)
     return path(who.user, who.sub)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 import msgspec
 
@@ -28,6 +28,7 @@ from gateway.client import Client
 from gateway.files import FileRecord, Files, QuotaError
 from gateway.files_form import LISTED, Form, check_purpose
 from gateway.pages import page
+from gateway.query import header, limit, order, query
 
 log = logging.getLogger("fairlane.gateway")
 
@@ -43,7 +44,6 @@ SWEEP_S = 600.0
 _FORM_BYTES_MAX = 1 << 20
 """What a form may have beside its file."""
 _LIMIT_MAX = 10_000
-_QUERY_BYTES_MAX = 4_096
 _NAME_CHARS_MAX = 200
 """A longer name is not repeated in a header of its download."""
 
@@ -137,7 +137,7 @@ class FilesApi:
                 await client.write(block, sent < record.bytes)
 
     async def _upload(self, client: Client, owner: str) -> None:
-        form = Form(_header(client, b"content-type"), self._most)
+        form = Form(header(client, b"content-type"), self._most)
         parts = client.parts(self._most + _FORM_BYTES_MAX, UPLOAD_S)
         try:
             async with self._transfer(client, owner), self._files.uploading(owner) as upload:
@@ -152,18 +152,15 @@ class FilesApi:
         await _json(client, shown(record))
 
     async def _list(self, client: Client, owner: str) -> None:
-        query = _query(client)
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise bad_request("`order` must be 'asc' or 'desc'.", "order")
-        purpose = query.get("purpose")
+        asked = query(client)
+        purpose = asked.get("purpose")
         if purpose is not None:
             check_purpose(purpose, LISTED)
         found = await self._files.page(
             owner,
-            after=query.get("after", ""),
-            limit=_limit(query.get("limit")),
-            order="asc" if order == "asc" else "desc",
+            after=asked.get("after", ""),
+            limit=limit(asked, _LIMIT_MAX, _LIMIT_MAX),
+            order=order(asked),
             purpose=purpose,
         )
         data = [shown(f) for f in found.files]
@@ -265,24 +262,3 @@ def _content_head(record: FileRecord) -> Headers:
         (b"x-content-type-options", b"nosniff"),
         (b"cache-control", b"no-store"),
     ]
-
-
-def _header(client: Client, name: bytes) -> bytes | None:
-    return next((v for n, v in client.headers if n == name), None)
-
-
-def _query(client: Client) -> dict[str, str]:
-    raw: bytes = client.scope["query_string"]
-    try:
-        return {k: v[-1] for k, v in parse_qs(raw.decode(), max_num_fields=16).items()}
-    except ValueError:
-        raise bad_request("The query is not one of UTF-8 with at most 16 fields.") from None
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return _LIMIT_MAX
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
-    if not 1 <= limit <= _LIMIT_MAX:
-        raise bad_request(f"`limit` must be from 1 to {_LIMIT_MAX}.", "limit")
-    return limit

@@ -6,20 +6,13 @@ from functools import partial
 
 from common.intake import body as bodies
 from common.intake.answers import RETRY_S_MIN, Refusal, unavailable
-from common.intake.job import new_job
-from common.intake.models import Models
-from common.intake.policy import Policies
 from common.intake.routes import Row
-from common.jobs import NewJob
 from common.keys import CLASSES
 from common.settings import Settings
-from common.wire import ServedModel
-from gateway.auth import Keys, Principal, choose_class, open_user
-from gateway.background import demoted
 from gateway.client import Client
+from gateway.intake import Accepted, Intake
 from gateway.metrics import GatewayMetrics
-from gateway.pages import Handler, find
-from gateway.people import Who
+from gateway.pages import Handler
 from gateway.stream import Exchange, Timing
 from gateway.submit import Desk
 from gateway.watch import Watch
@@ -37,17 +30,13 @@ class Front:
     def __init__(
         self,
         settings: Settings,
-        keys: Keys,
-        models: Models,
-        policies: Policies,
+        intake: Intake,
         desk: Desk,
         watch: Watch,
         metrics: GatewayMetrics,
     ) -> None:
         self._settings = settings
-        self._keys = keys
-        self._models = models
-        self._policies = policies
+        self._intake = intake
         self._desk = desk
         self._watch = watch
         self._metrics = metrics
@@ -96,40 +85,22 @@ class Front:
             return False
         return True
 
+    async def exchange(self, client: Client, accepted: Accepted, body: bytes) -> Exchange:
+        """Queue a request; the caller must let go of the body, for the ticket holds it as long as
+        it is needed, and `run` what this returns. Raises as `serve`."""
+        new = self._intake.job(accepted, body, replica=self._desk.replica)
+        ticket = await self._desk.submit(new, accepted.model.name, self._intake.limits(accepted))
+        comments = accepted.stream and accepted.principal.comments
+        timing = self._timings[accepted.cls, not comments]
+        return Exchange(client, ticket, self._desk, self._watch, self._metrics, timing)
+
     async def _serve(self, row: Row, client: Client) -> None:
-        principal = self._keys.principal(client.authorization)
-        new, model, timing = self._accept(
-            row, client, principal, await client.read_body(self._settings.gateway.body_max_bytes)
-        )
-        limits = self._policies.of(model.name).limits(new.cls, principal.key_jobs)
-        ticket = await self._desk.submit(new, model.name, limits)
-        del new  # the ticket alone holds the body, so that it can be let go
-        exchange = Exchange(client, ticket, self._desk, self._watch, self._metrics, timing)
+        self._intake.keys.principal(client.authorization)  # before anything is read
+        body = await client.read_body(self._settings.gateway.body_max_bytes)
+        accepted = self._intake.accept(row, client, bodies.read(body))
+        exchange = await self.exchange(client, accepted, body)
+        del body, accepted
         await exchange.run()
-
-    def _accept(
-        self, row: Row, client: Client, principal: Principal, body: bytes
-    ) -> tuple[NewJob, ServedModel, Timing]:
-        """The job of a body. Raises Refusal."""
-        fields = bodies.read(body)
-        model = find(self._models, principal, fields.model)
-        if not self._models.accepts(model):
-            raise Refusal(unavailable(self._desk.retry_after(model.name)))
-        cls = choose_class(principal, client.cls, fields.service_tier)
-        cls = demoted(cls, principal.background, client.headers, fields.top)
-        who = _who(principal, client, fields)
-        new = new_job(
-            row, fields, body, model, self._policies.of(model.name), user=who.user, sub=who.sub,
-            weight=principal.weight, cls=cls, replica=self._desk.replica,
-        )  # fmt: skip
-        stream = row.streams and fields.stream
-        return new, model, self._timings[cls, not (stream and principal.comments)]
-
-
-def _who(principal: Principal, client: Client, fields: bodies.Fields) -> Who:
-    if principal.people is None:
-        return Who(open_user(fields.user, client.authorization, client.peer))
-    return principal.people.who(client.headers, fields.user)
 
 
 def _timing(settings: Settings, cls: str, quiet: bool) -> Timing:

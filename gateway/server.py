@@ -25,6 +25,7 @@ from gateway.eta import Eta
 from gateway.files import Files
 from gateway.files_api import FilesApi
 from gateway.front import Front
+from gateway.intake import Intake
 from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
 from gateway.pages import Pages
@@ -64,7 +65,8 @@ class Gateway:
         metrics = GatewayMetrics(registry or CollectorRegistry())
         self._keys = keys = Keys(settings.keys)
         self.desk = Desk(broker, self.follower, self.models, queues, eta, gateway, metrics)
-        self._front = Front(settings, keys, self.models, policies, self.desk, self._watch, metrics)
+        intake = Intake(keys, self.models, policies, self.desk)
+        self._front = Front(settings, intake, self.desk, self._watch, metrics)
         pages = Pages(keys, self.models, metrics.registry, self.not_ready)
         listing = Listing(broker, keys, self.models, queues, eta)
         store = settings.store

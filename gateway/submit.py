@@ -106,11 +106,17 @@ class Desk:
             return ticket
         self.close(ticket, cancel=False)
         word = answer.word if answer is not None else ""
+        raise self.refused(word, model, ticket.cls, ticket.user, limits)
+
+    def refused(self, word: str, model: str, cls: str, user: str, limits: Limits) -> Refusal:
+        """What a user (its path) gets whose job the queue did not take; `word` is the verb's, none
+        where Redis did not say."""
         outcome = _REFUSED.get(word, Outcome.REJECTED_UNAVAILABLE)
         if outcome is Outcome.REJECTED_USER:
-            raise Refusal(ending(outcome, "", self._user_retry_after(ticket)))
+            after_s = self._user_retry_after(model, cls, user, limits)
+            return Refusal(ending(outcome, "", after_s))
         ahead = limits.model_jobs if outcome is Outcome.REJECTED_MODEL else UNKNOWN_AHEAD
-        raise self._refused(outcome, model, ahead)
+        return self._refused(outcome, model, ahead)
 
     async def resubmit(self, ticket: Ticket, attempt: int) -> bool:
         """Queue a job again whose run is over and of which its client has seen nothing, at its old
@@ -259,13 +265,13 @@ class Desk:
             ticket.reply.lose(_REFUSED.get(answer.word, Outcome.REJECTED_UNAVAILABLE), "")
         return True
 
-    def _user_retry_after(self, ticket: Ticket) -> int:
+    def _user_retry_after(self, model: str, cls: str, user: str, limits: Limits) -> int:
         """Until one more job of the user fits in: one leaves its lane, as fast as they did; where
         none was seen to, all that may wait have gone, as fast as the model's do."""
         now = asyncio.get_running_loop().time()
-        leaves_s = self._eta.next_leaves_s(ticket.model, ticket.cls, ticket.user, now)
+        leaves_s = self._eta.next_leaves_s(model, cls, user, now)
         if leaves_s is None:
-            return self.retry_after(ticket.model, ticket.limits.user_jobs)
+            return self.retry_after(model, limits.user_jobs)
         return whole_retry_s(leaves_s)
 
     def _refused(self, outcome: Outcome, model: str, ahead: int = UNKNOWN_AHEAD) -> Refusal:
