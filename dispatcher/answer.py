@@ -75,7 +75,7 @@ class StreamRules:
             return step
         if self._reader.complete(clean):
             self._done = True
-            data = step.data + encode(self._dialect.done)
+            data = step.data + (encode(self._dialect.done) if self._dialect.done else b"")
             return msgspec.structs.replace(step, data=data, done=True)
         if self.started:
             self._error = make_error(
@@ -115,7 +115,7 @@ class StreamRules:
             first_event=self.started and not had_started,
             error=self._error,
             done=self._done,
-            output_estimate=len(pieces) - self._done,
+            output_estimate=max(0, len(pieces) - self._done),
         )
 
     def _read(self, event: Event) -> bytes:
@@ -130,12 +130,17 @@ class StreamRules:
             self._error = read_error(text)
             return b""
         if not first and text.startswith(b"{") and not self._needs_reading(text):
-            return encode(event.data)
+            return self._encoded(event, event.data)
         verdict = self._reader.read(event.data)
         if isinstance(verdict, ErrorInfo):
             self._error = verdict
             return b""
-        return b"" if verdict is None else encode(verdict)
+        # Where nothing follows the event that completes an answer, that event is its end.
+        self._done = not self._dialect.done and self._reader.complete(True)
+        return b"" if verdict is None else self._encoded(event, verdict)
+
+    def _encoded(self, event: Event, data: bytes) -> bytes:
+        return encode(data, event.name if self._dialect.named else b"")
 
     def _read_done(self) -> bytes:
         if not self.started:

@@ -38,9 +38,14 @@ class _Details(msgspec.Struct):
 
 
 class _Tokens(msgspec.Struct):
+    """A usage as chat and completions have it, or as responses do."""
+
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
 
 
 class _WithUsage(msgspec.Struct):
@@ -61,7 +66,7 @@ def decode_object(data: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
 
 
 def read_usage(body: bytes) -> Usage | None:
-    """The usage of a whole answer: chat, completions, embeddings."""
+    """The usage of a whole answer: chat, completions, embeddings, responses."""
     try:
         return read_tokens(_with_usage.decode(body).usage)
     except MALFORMED:
@@ -74,12 +79,15 @@ def read_tokens(usage: msgspec.Raw) -> Usage | None:
         tokens = _tokens.decode(usage)
     except MALFORMED:
         return None
-    if tokens.prompt_tokens is None and tokens.completion_tokens is None:
+    counts = tokens.prompt_tokens, tokens.completion_tokens
+    details = tokens.prompt_tokens_details
+    if counts == (None, None):
+        counts, details = (tokens.input_tokens, tokens.output_tokens), tokens.input_tokens_details
+    if counts == (None, None):
         return None
-    read, written = tokens.prompt_tokens or 0, tokens.completion_tokens or 0
+    read, written = counts[0] or 0, counts[1] or 0
     if not (0 <= read <= _COUNT_MAX and 0 <= written <= _COUNT_MAX):
         return None
-    details = tokens.prompt_tokens_details
     cached = (details.cached_tokens or 0) if details is not None else 0
     return Usage(input=read, cached=max(0, min(cached, read)), output=written)
 

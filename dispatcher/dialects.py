@@ -6,10 +6,12 @@ looks inside a stream, and how a whole JSON answer becomes a stream.
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import msgspec
 
 from common.wire import Usage
+from dispatcher import responses
 from dispatcher.bodies import (
     MALFORMED,
     ErrorInfo,
@@ -203,17 +205,34 @@ def _text_to_stream(body: bytes, wants_usage: bool) -> bytes:
     return _choices_to_stream(body, wants_usage, "text_completion", _text_pieces)
 
 
+class Reader(Protocol):
+    """Reads the events of one answer."""
+
+    usage: Usage | None
+    """The last real usage that the engine told."""
+
+    def read(self, payload: bytes) -> bytes | ErrorInfo | None:
+        """What the client gets of an event's data: itself, an edited one, None, or an error."""
+
+    def complete(self, clean: bool) -> bool:
+        """Whether nothing is missing from the answer but what ends all; `clean` is unset where the
+        connection broke."""
+
+
 class Dialect(msgspec.Struct, frozen=True):
     """One row: how a path's events are read and written."""
 
     needs_reading: Callable[[bytes], bool]
     """Whether events, by their bytes, must be decoded; the first one always is."""
-    reader: type[ChoiceReader]
+    reader: Callable[[bool, int], Reader]
+    """Made for an answer, of whether its client wants usage and how many choices it has."""
     done: bytes
-    """The data of the event that ends every answer."""
+    """The data of the event that ends every answer; empty: the one that completes it does."""
     error_event: Callable[[ErrorInfo], bytes]
     """An error and the end, for a client that has seen a part of the answer."""
     to_stream: Callable[[bytes, bool], bytes]
+    named: bool = False
+    """Whether its events have names."""
 
 
 DIALECTS = {
@@ -221,7 +240,11 @@ DIALECTS = {
     "completions": Dialect(
         says_more_than_text, ChoiceReader, b"[DONE]", _choice_error, _text_to_stream
     ),
-}
+    "responses": Dialect(
+        responses.says_more, responses.ResponseReader, b"", responses.error_event,
+        responses.to_stream, named=True,
+    ),
+}  # fmt: skip
 
 
 def error_event(

@@ -63,10 +63,13 @@ def plain_events(data: bytes) -> list[Event]:
     return [Event(b"", payload) for payload in data[6:-2].split(b"\n\ndata: ")]
 
 
-def encode(data: bytes) -> bytes:
-    """An event without a name that carries `data`; each line of it becomes a data line."""
+def encode(data: bytes, name: bytes = b"") -> bytes:
+    """An event that carries `data`, each line of which becomes a data line; with its name, if it
+    has one."""
     if b"\n" in data:
         data = data.replace(b"\n", b"\ndata: ")
+    if name:
+        return b"event: " + name + b"\ndata: " + data + b"\n\n"
     return b"data: " + data + b"\n\n"
 
 

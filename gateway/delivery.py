@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import msgspec
 
-from common.intake.answers import DONE, Answer, Headers, ending, error_event
+from common.intake.answers import TAIL_BYTES, Answer, Headers, ended, ending, error_event
 from common.outcomes import Outcome
 from common.wire import Data, End, Head
 
@@ -54,8 +54,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class Delivery:
     """One answer. Steps must be sent in the order in which they are made."""
 
-    def __init__(self, job: str, retry_after_s: Callable[[], int]) -> None:
-        """`retry_after_s`: for failures that a later try may mend."""
+    def __init__(self, job: str, retry_after_s: Callable[[], int], dialect: str = "chat") -> None:
+        """`retry_after_s`: for failures that a later try may mend. `dialect`: how its stream ends,
+        well or with an error."""
+        self._dialect = dialect
         self._retry_after_s = retry_after_s
         self._job = (b"x-fairlane-job", job.encode())
         self.head: Head | None = None
@@ -123,7 +125,7 @@ class Delivery:
         """
         if self._inside_event or (self._begun and not self._as_stream):
             return None
-        if self._tail.endswith(DONE):
+        if ended(self._tail, self._dialect):
             return None
         if self.head is not None or place == 0:
             text = b": waiting\n"
@@ -154,14 +156,15 @@ class Delivery:
 
     def _closing(self, error: bytes) -> bytes:
         """The bytes that end a stream with an error, unless its end was sent already."""
-        if self._tail.endswith(DONE):
+        if ended(self._tail, self._dialect):
             return b""
-        return (b"\n\n" if self._inside_event else b"") + error_event(error)
+        event = error_event(error, self._dialect)
+        return (b"\n\n" if self._inside_event else b"") + event
 
     def _note_tail(self, data: bytes) -> None:
         """Keep the last bytes sent, in which the stream's own end would show."""
-        size = len(DONE)
-        self._tail = data[-size:] if len(data) >= size else (self._tail + data)[-size:]
+        short = len(data) < TAIL_BYTES
+        self._tail = (self._tail + data if short else data)[-TAIL_BYTES:]
 
     def _stream(self, head: Head, data: bytes, end: End | None, queue_ms: int) -> Step | None:
         size = len(data)
@@ -221,7 +224,7 @@ class Delivery:
             outcome = Outcome.REFUSED if end.outcome in _WHOLE else end.outcome
             body = ending(outcome, end.message).body()
         self.forwarded = True
-        return Step(data=error_event(body), last=True, forwards=True)
+        return Step(data=error_event(body, self._dialect), last=True, forwards=True)
 
     def _headers(self, head: Head, queue_ms: int) -> Headers:
         passed = (_passed(name, value, head.stream) for name, value in head.headers)

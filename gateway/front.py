@@ -92,7 +92,9 @@ class Front:
         ticket = await self._desk.submit(new, accepted.model.name, self._intake.limits(accepted))
         comments = accepted.stream and accepted.principal.comments
         timing = self._timings[accepted.cls, not comments]
-        return Exchange(client, ticket, self._desk, self._watch, self._metrics, timing)
+        return Exchange(
+            client, ticket, self._desk, self._watch, self._metrics, timing, accepted.row.dialect
+        )
 
     async def _serve(self, row: Row, client: Client) -> None:
         self._intake.keys.principal(client.authorization)  # before anything is read

@@ -52,6 +52,7 @@ class Exchange:
         watch: Watch,
         metrics: GatewayMetrics,
         timing: Timing,
+        dialect: str = "chat",
     ) -> None:
         self.ticket = ticket
         self.comment_at = ticket.at + timing.comment_first_s
@@ -61,7 +62,7 @@ class Exchange:
         self._metrics = metrics
         self._timing = timing
         self._loop = asyncio.get_running_loop()
-        self._delivery = Delivery(ticket.job, self._retry_s)
+        self._delivery = Delivery(ticket.job, self._retry_s, dialect)
         self._task = asyncio.current_task()
         self._outcome = Outcome.CANCELLED
         self._job_ended = False

@@ -7,6 +7,7 @@ from typing import Protocol
 from sim.fields import ApiError
 from sim.openai import Call
 from sim.replies import DONE, StreamReply, embeddings_body, error_event, whole_body
+from sim.responses import ResponseReply, response_body
 from sim.text import FinishReason, text_base, token_text
 
 Headers = list[tuple[str, str]]
@@ -56,7 +57,8 @@ class Exchange:
         self._seed = seed
         self._extra = extra
         self._bases = [text_base(seed, choice.fingerprint) for choice in call.choices]
-        self._reply = StreamReply(call, request_id, created) if call.stream else None
+        make = ResponseReply if call.kind == "responses" else StreamReply
+        self._reply = make(call, request_id, created) if call.stream else None
         self._open_choices = len(call.choices)
         self._texts: list[list[str]] = [[] for _ in call.choices]
         self._reasons: list[FinishReason] = ["stop"] * len(call.choices)
@@ -92,8 +94,9 @@ class Exchange:
         if self._reply is None:
             answer(self._sink, error.status, error.body, [*JSON_HEADERS, *self._extra])
             return
-        self._sink.chunk(error_event(error.status, str(error), error.kind))
-        self._sink.chunk(DONE)
+        if self.call.kind != "responses":  # whose streams just end
+            self._sink.chunk(error_event(error.status, str(error), error.kind))
+            self._sink.chunk(DONE)
         self._sink.end()
 
     def _put(self, index: int, number: int, finish: FinishReason | None) -> None:
@@ -117,6 +120,9 @@ class Exchange:
             return
         if self.call.kind == "embeddings":
             body = embeddings_body(self.call, self._id, self._created, self._seed)
+        elif self.call.kind == "responses":
+            text, (tokens,), (why,) = "".join(self._texts[0]), produced, self._reasons
+            body = response_body(self.call, self._id, self._created, text, tokens, why)
         else:
             texts = ["".join(words) for words in self._texts]
             body = whole_body(self.call, self._id, self._created, texts, produced, self._reasons)

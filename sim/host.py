@@ -33,6 +33,7 @@ _CALLS: dict[str, Kind] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/embeddings": "embeddings",
+    "/v1/responses": "responses",
 }
 _PAGES = ("/v1/models", "/health", "/ping", "/version", "/metrics")
 

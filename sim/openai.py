@@ -13,10 +13,11 @@ import msgspec
 
 from sim.events import EngineRequest
 from sim.fields import ApiError, Fields, decode_object, invalid
+from sim.inputs import response_text
 from sim.settings import EngineSettings
 from sim.text import FinishReason, count_tokens, drawn_length, plan_length, text_base, token_text
 
-Kind = Literal["chat", "completions", "embeddings"]
+Kind = Literal["chat", "completions", "embeddings", "responses"]
 BYTES_PER_TOKEN = 4
 COMPLETIONS_MAX_TOKENS = 16
 CHOICES_MAX = 128
@@ -57,6 +58,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None
     """Of these, as the usage of the whole answer says; None: it does not."""
     choices: tuple[Choice, ...]
+    max_output_tokens: int | None = None
 
 
 def parse(kind: Kind, body: bytes, settings: EngineSettings, priority: str | None = None) -> Call:
@@ -87,6 +89,7 @@ def parse(kind: Kind, body: bytes, settings: EngineSettings, priority: str | Non
         prompt_tokens=tokens,
         cached_tokens=None if cached is None else min(cached, tokens),
         choices=choices,
+        max_output_tokens=fields.integer("max_output_tokens"),
     )
 
 
@@ -151,6 +154,8 @@ def _priority(fields: Fields, header: str | None) -> int:
 def _prompts(kind: Kind, fields: Fields, model: str) -> list[_Prompt]:
     if kind == "chat":
         return [_chat_prompt(fields, model)]
+    if kind == "responses":
+        return [_Prompt(_tokens_of(response_text(fields)), fields.get("input"))]
     name = "prompt" if kind == "completions" else "input"
     value = fields.get(name)
     if value is None:
@@ -257,11 +262,12 @@ def _choice(
 
 def _max_tokens(kind: Kind, fields: Fields, room: int) -> int:
     """The answer's limit: chat has room to the end of the context, completions have 16."""
-    limit = fields.integer("max_completion_tokens")
-    if limit is None:
+    response = kind == "responses"
+    limit = fields.integer("max_output_tokens" if response else "max_completion_tokens")
+    if limit is None and not response:
         limit = fields.integer("max_tokens")
     if limit is None:
-        return room if kind == "chat" else COMPLETIONS_MAX_TOKENS
+        return COMPLETIONS_MAX_TOKENS if kind == "completions" else room
     if limit < 1:
         text = f"max_tokens must be at least 1, got {limit}. (parameter=max_tokens, value={limit})"
         raise ApiError(400, text, param="max_tokens")

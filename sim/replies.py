@@ -19,7 +19,9 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 VERSION = b'{"version":"0.32.0"}'
 EMBEDDING_SIZE = 16
-_ID_PREFIX: dict[Kind, str] = {"chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-"}
+_ID_PREFIX: dict[Kind, str] = {
+    "chat": "chatcmpl-", "completions": "cmpl-", "embeddings": "embd-", "responses": "resp_",
+}  # fmt: skip
 _FINGERPRINT = f',"system_fingerprint":"{SYSTEM_FINGERPRINT}"'.encode()
 _encode = msgspec.json.encode
 

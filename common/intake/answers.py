@@ -180,14 +180,42 @@ def whole_retry_s(seconds: float) -> int:
 
 DONE = b"data: [DONE]\n\n"
 """What ends every stream of chat and text completions."""
+_RESPONSE_ENDS = tuple(
+    b'"type":"response.%s"}\n\n' % how for how in (b"completed", b"incomplete", b"failed")
+)
+_ENDS = {"responses": _RESPONSE_ENDS}
+TAIL_BYTES = max(map(len, _RESPONSE_ENDS))
+"""So many of a stream's last bytes are enough for `ended`."""
 
 
-def error_event(body: bytes) -> bytes:
-    """The bytes that end a begun stream of chat or text completions: an error, then the end.
+def ended(tail: bytes, dialect: str) -> bool:
+    """Whether the last bytes of a stream are those that end every one of its dialect."""
+    return tail.endswith(_ENDS.get(dialect, DONE))
+
+
+def error_event(body: bytes, dialect: str = "chat") -> bytes:
+    """The bytes that end a begun stream: an error, then the dialect's end.
 
     `body` is a JSON error body; its line ends, which stand between tokens only, become spaces.
     """
+    if dialect == "responses":
+        return _failed_response(body)
     return b"data: " + body.translate(_LINE_ENDS_TO_SPACES) + b"\n\n" + DONE
+
+
+def _failed_response(body: bytes) -> bytes:
+    """`response.failed`, of a response of which only this is known."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        shown = {"code": str(error["code"] or error["type"]), "message": str(error["message"])}
+    except (msgspec.MsgspecError, UnicodeError, KeyError, TypeError, RecursionError):
+        shown = {"code": "server_error", "message": "The engine failed."}
+    response = {
+        "id": "", "object": "response", "created_at": 0, "status": "failed", "error": shown,
+        "incomplete_details": None, "model": "", "output": [], "usage": None,
+    }  # fmt: skip
+    data = {"response": response, "sequence_number": 0, "type": "response.failed"}
+    return b"event: response.failed\ndata: " + msgspec.json.encode(data) + b"\n\n"
 
 
 _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")

@@ -156,6 +156,11 @@ def present(top: Top, name: str) -> msgspec.Raw | None:
     return raw
 
 
+def count(top: Top, name: str) -> int | None:
+    """A field that is an integer of at least 1, None where it is absent. Raises Refusal (400)."""
+    return _decoded(top, {name: _COUNT_RULE}).get(name)
+
+
 def _decoded(top: Top, rules: Mapping[str, _Rule], param: str = "") -> dict[str, Any]:
     """The fields that have a rule and are there; Refusal where one is of another type."""
     found = {}

@@ -45,6 +45,14 @@ class _Message(msgspec.Struct, gc=False):
     reasoning_content: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _Item(msgspec.Struct, gc=False):
+    content: msgspec.Raw = msgspec.Raw(b"")
+    output: msgspec.Raw = msgspec.Raw(b"")
+    summary: msgspec.Raw = msgspec.Raw(b"")
+    arguments: msgspec.Raw = msgspec.Raw(b"")
+
+
+_items = msgspec.json.Decoder(list[_Item])
 _messages = msgspec.json.Decoder(list[_Message])
 _parts = msgspec.json.Decoder(list[_Part])
 
@@ -53,6 +61,7 @@ _PARTS: dict[bytes, int] = {
     b'"image"': IMAGE_TOKENS,
     b'"image_pil"': IMAGE_TOKENS,
     b'"image_embeds"': IMAGE_TOKENS,
+    b'"input_file"': IMAGE_TOKENS,
     b'"input_image"': IMAGE_TOKENS,
     b'"input_audio"': AUDIO_TOKENS,
     b'"audio_url"': AUDIO_TOKENS,
@@ -98,6 +107,27 @@ def embeddings(fields: Fields) -> Estimate:
     if present(fields.top, "messages") is not None:
         return Estimate(chat(fields).input, 1)
     raise bad_request("`input` is required.", "input")
+
+
+def responses(fields: Fields) -> Estimate:
+    """Of `input`, a string or an array of items, `instructions` and `tools`. What is stored under
+    `previous_response_id`, or in a prompt template, only the engine knows."""
+    size = _json_bytes(fields.top, "instructions") + _json_bytes(fields.top, "tools")
+    raw = present(fields.top, "input")
+    if raw is None:
+        return Estimate(_tokens(size) + OTHER_TOKENS, 1)
+    if _first(raw) == 0x22:
+        return Estimate(_tokens(size + len(raw) - 2) + MESSAGE_TOKENS, 1)
+    try:
+        items = _items.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        text = "`input` must be a string or an array of objects."
+        raise bad_request(text, "input") from None
+    tokens = MESSAGE_TOKENS * len(items)
+    for item in items:
+        size += len(item.arguments)
+        tokens += _content(item.content) + _content(item.output) + _content(item.summary)
+    return Estimate(_tokens(size) + tokens, 1)
 
 
 def _tokens(size: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from common.intake import estimate
-from common.intake.body import Fields
+from common.intake.body import Fields, count
 from common.intake.estimate import Estimate
 
 
@@ -23,10 +23,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     estimate: Callable[[Fields], Estimate]
     output: int
     """Bound on the output tokens of one choice where the request sets none; 0: has no output."""
+    limit: str = ""
+    """The field that bounds its output, where that is not the one of chat and completions."""
     prompt: tuple[str, ...] = ()
     """Fields that make its prompt, in the order in which chat templates put them; none: an engine
     need not have seen it before."""
 
+
+RESPONSES = "/v1/responses"
 
 ROWS = (
     Row(
@@ -43,9 +47,15 @@ ROWS = (
         path="/v1/embeddings", dialect="embeddings", streams=False, usage=False,
         estimate=estimate.embeddings, output=0,
     ),
+    Row(
+        path=RESPONSES, dialect="responses", streams=True, usage=False,
+        estimate=estimate.responses, output=estimate.OUTPUT_UNKNOWN, limit="max_output_tokens",
+        prompt=("tools", "instructions", "input"),
+    ),
 )  # fmt: skip
 
 
 def max_output(row: Row, fields: Fields, choices: int) -> int:
     """Most output tokens of all choices together; 0 where the path has no output."""
-    return min(fields.max_output or row.output, row.output and 2**31) * choices
+    most = count(fields.top, row.limit) if row.limit else fields.max_output
+    return min(most or row.output, row.output and 2**31) * choices
