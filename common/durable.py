@@ -230,6 +230,12 @@ class Durable:
                 )
         return "unknown" if word == "early" else word
 
+    async def drop(self, about: About) -> None:
+        """Forget a job that has ended, its answer too. Raises BrokerError; may be repeated."""
+        await self._queue_of(about.model).forget([about.id])
+        await self._broker.command("ZREM", keys.JOBS_OF + about.owner, about.id)
+        await self._broker.command("DEL", keys.JOBS + about.id)
+
     async def own(
         self,
         owner: str,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from common.job_settings import webhook_key
 from common.setting_types import Count, Name, PriorityClass
 
 PATTERN_CHARS_MAX = 500
@@ -89,6 +90,9 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     "share"`; absent: 10,000."""
     background: Annotated[list[BackgroundRule], msgspec.Meta(max_length=32)] = []
     """Requests that nobody waits for, such as the titles that chat front ends ask for."""
+    webhook_secret: str | None = None
+    """Signs the webhooks of this key's user; with several keys that have one, a webhook has the
+    signature of each. Absent: `gateway.webhook_secret`."""
 
     def __post_init__(self) -> None:
         if (self.secret is None) == (self.sha256 is None):
@@ -99,6 +103,8 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             len(self.sha256) != 64 or set(self.sha256.lower()) - set("0123456789abcdef")
         ):
             raise ValueError("a key's `sha256` is 64 hexadecimal digits")
+        if self.webhook_secret is not None:
+            webhook_key(self.webhook_secret)
         for source in self.user_from:
             _check_source(source)
         if not self.user_from and self.sub_users == "separate":
@@ -114,6 +120,11 @@ class KeySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def key_jobs(self) -> int:
         """Most jobs of all its sub-users waiting in one class of a model."""
         return KEY_JOBS_MAX if self.jobs_max is None else self.jobs_max
+
+    def stands_for(self, user: str) -> bool:
+        """Whether a job's user is this key's, or one of its people that are users of their own."""
+        own = self.sub_users == "separate" and user.startswith(f"{self.user}/")
+        return own or user == self.user
 
     def headers(self) -> list[str]:
         """Names of the headers that may say who asks, in their order, lower case."""

@@ -40,6 +40,11 @@ queue has it; expires some time after the answer."""
 JOBS_OF = "fl:jobs-of:"
 """zset, `fl:jobs-of:<user>`: durable job -> when it was made, in ms of the Redis clock; the newest
 10,000, expires a month after the last."""
+WEBHOOKS = "fl:webhooks"
+"""zset: durable job -> when its webhook is due, in ms of the Redis clock; gone once delivered or
+given up."""
+WEBHOOK = "fl:webhook:"
+"""string, `fl:webhook:<job>`: the gateway replica that sends its webhook just now; expires."""
 
 _SAFE = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]*\Z")
 _NAME_BYTES_MAX = 64

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from common.job_settings import JobSettings
 from common.key_settings import KeySettings, check_keys
 from common.keys import Policy
 from common.setting_types import (
@@ -187,7 +188,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return None if ms is None else ms / 1000
 
 
-class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GatewaySettings(JobSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The HTTP side."""
 
     host: str = "127.0.0.1"
@@ -195,7 +196,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     insecure: bool = False
     """Allow binding to other than loopback without keys."""
     body_max_bytes: Bytes = 64 << 20
-    cors_origins: list[str] = []
+    cors_origins: list[str] = msgspec.field(default_factory=list)
     """Origins that browsers may call from; `*` for any."""
     client_buffer_bytes: Bytes = 1 << 20
     """How far a slow client may lag before its own stream is held up."""

@@ -18,6 +18,7 @@ from gateway.admin import Admin
 from gateway.client import Client, ClientGone, Receive, Scope, Send
 from gateway.files_api import FilesApi
 from gateway.front import Front
+from gateway.jobs_api import JobsApi
 from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
 from gateway.pages import Handler, Pages
@@ -78,6 +79,7 @@ class App:
         pages: Pages,
         listing: Listing,
         files: FilesApi,
+        jobs: JobsApi,
         admin: Admin,
         metrics: GatewayMetrics,
         cors_origins: Sequence[str],
@@ -97,6 +99,9 @@ class App:
             ("/v1/files", (*_READS, "POST"), partial(front.admitted, files.collection)),
             ("/v1/files/{id}", (*_READS, "DELETE"), partial(front.admitted, files.item)),
             ("/v1/files/{id}/content", _READS, partial(front.admitted, files.content)),
+            ("/v1/jobs", (*_READS, "POST"), partial(front.admitted, jobs.collection)),
+            ("/v1/jobs/{id}", (*_READS, "DELETE"), partial(front.admitted, jobs.item)),
+            ("/v1/jobs/{id}/events", ("GET",), partial(front.admitted, jobs.events)),
             ("/admin/backends", (*_READS, "POST"), admin.backends),
             ("/admin/backends/drain", ("POST",), admin.drain),
             ("/admin/backends/undrain", ("POST",), admin.undrain),
@@ -120,9 +125,15 @@ class App:
         if scope["type"] == "http":
             await self._entry(scope, receive, send)
 
-    async def drain(self, seconds: float) -> None:
-        """Refuse what comes, and wait so long for what is open; then end it as well as can be."""
-        await self._front.drain(seconds, self._files.shut_down)
+    async def drain(self, seconds: float, *ends: Callable[[], None]) -> None:
+        """Refuse what comes, and wait so long for what is open; then end it as well as can be, also
+        by calling `ends`."""
+
+        def end() -> None:
+            for one in (self._files.shut_down, *ends):
+                one()
+
+        await self._front.drain(seconds, end)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._queued.get(scope["path"])

@@ -38,6 +38,14 @@ class GatewayMetrics:
         self._bodies = Gauge(
             "fairlane_gateway_bodies_bytes", "Bodies kept of jobs not started", registry=registry
         )
+        self._followers = Gauge(
+            "fairlane_gateway_followers", "Streams of durable jobs being followed",
+            registry=registry,
+        )  # fmt: skip
+        self._webhooks = Counter(
+            "fairlane_gateway_webhooks", "Webhooks that were sent, by what came of it",
+            ("outcome",), registry=registry,
+        )  # fmt: skip
         self._models: dict[str, str] = {}
         self._open_of: dict[tuple[str, str], Gauge] = {}
         self._ended_of: dict[tuple[str, str, Outcome], Counter] = {}
@@ -68,6 +76,14 @@ class GatewayMetrics:
     def refused(self, status: int) -> None:
         """A request that was not queued."""
         self._refused.labels(str(status)).inc()
+
+    def followers(self, number: Callable[[], float]) -> None:
+        """Whom to ask, at each scrape, for the streams of durable jobs that are followed."""
+        self._followers.set_function(number)
+
+    def webhook(self, outcome: str) -> None:
+        """One try of a webhook: `delivered`, `refused`, or `given_up`."""
+        self._webhooks.labels(outcome).inc()
 
     def bodies(self, size: Callable[[], float]) -> None:
         """Whom to ask, at each scrape, for the bytes of bodies kept."""

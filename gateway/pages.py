@@ -5,7 +5,14 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from common.intake.answers import JSON_TYPE, RETRY_S_MIN, Refusal, unavailable, unknown_model
+from common.intake.answers import (
+    JSON_TYPE,
+    RETRY_S_MIN,
+    Headers,
+    Refusal,
+    unavailable,
+    unknown_model,
+)
 from common.intake.models import Models
 from common.wire import ServedModel
 from gateway.auth import Keys, Principal
@@ -87,7 +94,13 @@ def _model(name: str, served: ServedModel) -> dict[str, str | int]:
     }
 
 
-async def page(client: Client, status: int, kind: tuple[bytes, bytes], body: bytes) -> None:
-    """A whole answer of a content type, that no cache may keep."""
+async def page(
+    client: Client,
+    status: int,
+    kind: tuple[bytes, bytes],
+    body: bytes,
+    more: Headers | None = None,
+) -> None:
+    """A whole answer of a content type, that no cache may keep; `more`: further headers."""
     head = [kind, (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
-    await client.respond(status, head, body)
+    await client.respond(status, head + (more or []), body)

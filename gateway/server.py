@@ -21,16 +21,20 @@ from common.store import Store
 from gateway.admin import Admin
 from gateway.app import App
 from gateway.auth import Keys
+from gateway.durables import Durables
 from gateway.eta import Eta
 from gateway.files import Files
 from gateway.files_api import FilesApi
+from gateway.following import Follow
 from gateway.front import Front
 from gateway.intake import Intake
+from gateway.jobs_api import JobsApi
 from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
 from gateway.pages import Pages
 from gateway.submit import Desk
 from gateway.watch import Watch
+from gateway.webhooks import Webhooks
 
 log = logging.getLogger("fairlane.gateway")
 
@@ -73,9 +77,19 @@ class Gateway:
         self.files = Files(Store(store.url, store.options), store)
         self._files_api = FilesApi(keys, self.files, store.files_max_bytes)
         admin = Admin(broker, keys)
-        self.app = App(
-            self._front, pages, listing, self._files_api, admin, metrics, gateway.cors_origins
+        self._durables = durables = Durables(
+            broker, gateway, intake, self.models, queues, eta, self.desk
         )
+        self.follow = Follow(durables, gateway.comment_every_s)
+        metrics.followers(lambda: self.follow.open)
+        self.webhooks = Webhooks(
+            broker, durables, self.models, gateway, settings.keys, replica, metrics
+        )
+        jobs = JobsApi(gateway, intake, durables, self.follow, self.webhooks)
+        self.app = App(
+            self._front, pages, listing, self._files_api, jobs, admin, metrics,
+            gateway.cors_origins,
+        )  # fmt: skip
 
     def configure(self, settings: Settings) -> None:
         """Use the keys and models of another configuration: see common/reload.py."""
@@ -85,6 +99,7 @@ class Gateway:
             log.warning("all keys are gone from the configuration, so the old ones stay")
         if settings.keys or self._keys.open:
             self._keys.configure(settings.keys)
+            self.webhooks.configure(settings.keys)
         self.models.configure(settings.models)
         self._policies.configure(settings.models)
 
@@ -96,6 +111,8 @@ class Gateway:
             group.create_task(self.desk.run())
             group.create_task(self._watch.run())
             group.create_task(self._files_api.sweep())
+            group.create_task(self._durables.live.run())
+            group.create_task(self.webhooks.run())
             group.create_task(self._heartbeat())
 
     @property
@@ -117,7 +134,7 @@ class Gateway:
     async def drain(self) -> None:
         """Accept nothing more, let open requests end within `drain_s`, end the rest, and cancel
         their jobs. `run` must still run."""
-        await self.app.drain(self.settings.gateway.drain_s)
+        await self.app.drain(self.settings.gateway.drain_s, self.follow.shut_down)
         with contextlib.suppress(TimeoutError, BrokerError):
             async with asyncio.timeout(_FLUSH_S):
                 await self.desk.cancels.flush()

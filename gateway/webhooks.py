@@ -1,0 +1,260 @@
+"""Telling users of the ends of their jobs: webhooks, sent by any number of gateways.
+
+Who owns a webhook: the queue, until the job has ended and its id stands in the model's list of
+those with a webhook; that list, until some gateway has put the id into `fl:webhooks`, which says
+when it is due; that set, until the webhook was taken or is given up. A gateway sends only while it
+holds the job's lock, which expires: so one that is killed loses none, and what it may have sent is
+sent again, with the same `webhook-id`.
+"""
+
+import asyncio
+import datetime
+import logging
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import ip_address
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from common import keys
+from common.broker import Broker
+from common.durable import About, Durable
+from common.errors import BrokerError, WireError
+from common.intake.answers import bad_request
+from common.intake.models import Models
+from common.job_settings import webhook_key
+from common.key_settings import KeySettings
+from common.settings import GatewaySettings
+from gateway import jobs
+from gateway.durables import SINK, Durables
+from gateway.metrics import GatewayMetrics
+from gateway.webhook import UnsafeUrlError, again_s, check_url, public, signed
+
+log = logging.getLogger("fairlane.gateway")
+
+LOOK_S = 1.0
+"""Ended jobs, and webhooks that are due, are looked for this often."""
+TAKEN_MAX = 256
+"""Most ids taken from one list, and most webhooks that are due looked at, at once."""
+DUE_MAX = 100_000
+"""Most webhooks that wait; what else has ended stays in its list, which keeps as many."""
+LOCK_S = 60
+"""A webhook is one gateway's for so long: longer than a try takes."""
+USER_AGENT = "Fairlane-Webhooks"
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+
+class Webhooks:
+    """Of one gateway. `run` sends them."""
+
+    def __init__(
+        self, broker: Broker, durables: Durables, models: Models, settings: GatewaySettings,
+        configured: Sequence[KeySettings], replica: str, metrics: GatewayMetrics,
+        resolve: Resolve | None = None,
+    ) -> None:  # fmt: skip
+        """`resolve`: a host's addresses; as the machine knows them where there is none."""
+        self._broker = broker
+        self._jobs: Durable = durables.jobs
+        self._queues = durables.queues
+        self._models = models
+        self._settings = settings
+        self._replica = replica
+        self._metrics = metrics
+        self._resolve = resolve or _addresses
+        self._running: dict[str, str] = {}
+        """Jobs whose webhooks are on their way -> their owners."""
+        self.configure(configured)
+
+    def configure(self, configured: Sequence[KeySettings]) -> None:
+        """Let these be the keys, with their secrets, from now on."""
+        self._signing = [k for k in configured if k.webhook_secret is not None]
+
+    def check(self, user: str) -> None:
+        """Raises Refusal (400) where nothing can sign a user's webhooks."""
+        if not self._secrets(user):
+            text = "There are no webhooks here: no `webhook_secret` is set."
+            raise bad_request(text, "webhook", "webhooks_not_configured")
+
+    async def run(self) -> None:
+        """Send what is due, until cancelled."""
+        connector = aiohttp.TCPConnector(
+            resolver=_Checked(self._resolve, self._settings.webhook_private), force_close=True,
+            limit=self._settings.webhooks_max, use_dns_cache=False,
+        )  # fmt: skip
+        timeout = aiohttp.ClientTimeout(total=self._settings.webhook_timeout_s)
+        async with (
+            aiohttp.ClientSession(
+                connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+            ) as session,
+            asyncio.TaskGroup() as group,
+        ):  # fmt: skip
+            while True:
+                try:
+                    await self._collect()
+                    for about in await self._due():
+                        group.create_task(self._one(session, about))
+                except BrokerError as e:
+                    log.debug("webhooks: %s", e)
+                await asyncio.sleep(LOOK_S)
+
+    async def _collect(self) -> None:
+        """Put jobs that have ended among those that are due. Each step may be repeated, by anyone:
+        an id leaves its list once it is there."""
+        if int(await self._broker.command("ZCARD", keys.WEBHOOKS)) >= DUE_MAX:
+            return
+        for model in {m.name for _, m in self._models.listing()}:
+            ended = self._queues.of(model).keys.ended(SINK)
+            ids = await self._broker.command("LRANGE", ended, 0, TAKEN_MAX - 1)
+            if not ids:
+                continue
+            now = await self._broker.now_ms()
+            scored = [v for id in ids for v in (now, id)]
+            await self._broker.command("ZADD", keys.WEBHOOKS, "NX", *scored)
+            for id in ids:
+                await self._broker.command("LREM", ended, 1, id)
+
+    async def _due(self) -> list[About]:
+        """Webhooks that are due and now ours to send. Raises BrokerError."""
+        room = self._settings.webhooks_max - len(self._running)
+        if room <= 0:
+            return []
+        now = await self._broker.now_ms()
+        ids = await self._broker.command(
+            "ZRANGEBYSCORE", keys.WEBHOOKS, "-inf", now, "LIMIT", 0, TAKEN_MAX
+        )
+        users, found = Counter(self._running.values()), list[About]()
+        for id in (i.decode() for i in ids):
+            about = None if id in self._running else await self._described(id)
+            if about is None or users[about.owner] >= max(1, self._settings.webhooks_max // 4):
+                continue
+            if not await self._broker.command(
+                "SET", keys.WEBHOOK + id, self._replica, "NX", "EX", LOCK_S
+            ):
+                continue
+            users[about.owner] += 1
+            self._running[id] = about.owner
+            found.append(about)
+            if len(found) >= room:
+                break
+        return found
+
+    async def _described(self, id: str) -> About | None:
+        """A job whose webhook is to be sent; what is not any more leaves the set."""
+        told = await self._broker.command("HGET", keys.JOBS + id, "told")
+        try:
+            about = None if told else await self._jobs.find(id)
+        except WireError:
+            about = None
+        if about is None or not about.webhook:
+            await self._broker.command("ZREM", keys.WEBHOOKS, id)
+            return None
+        return about
+
+    async def _one(self, session: aiohttp.ClientSession, about: About) -> None:
+        """Send one and write down what came of it; where Redis does not take that, it is sent again
+        once the lock is over."""
+        try:
+            status = await self._jobs.status(about)
+            if not status.over:  # Redis forgot its end: it runs again, and ends again
+                await self._broker.command("ZREM", keys.WEBHOOKS, about.id)
+                return
+            taken = await self._send(session, about, _payload(jobs.shown(status)))
+            await self._note(about, taken)
+            await self._broker.command("DEL", keys.WEBHOOK + about.id)
+        except (BrokerError, WireError) as e:
+            log.debug("webhook of %s: %s", about.id, e)
+        finally:
+            del self._running[about.id]
+
+    async def _send(self, session: aiohttp.ClientSession, about: About, body: bytes) -> bool:
+        """One try; whether it was taken."""
+        secrets = self._secrets(about.user)
+        if not secrets:  # they are gone from the configuration
+            return False
+        now_s = await self._broker.now_ms() // 1000
+        headers = signed(f"msg_{about.id}", now_s, body, secrets)
+        headers |= {"content-type": "application/json", "user-agent": USER_AGENT}
+        try:
+            check_url(about.webhook, self._settings.webhook_private)
+            async with session.post(
+                about.webhook, data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                taken, why = 200 <= answer.status < 300, str(answer.status)
+        except (aiohttp.ClientError, OSError, TimeoutError, UnsafeUrlError, ValueError) as e:
+            taken, why = False, type(e).__name__
+        if not taken:
+            log.info("the webhook of job %s was not taken: %s", about.id, why)
+        return taken
+
+    async def _note(self, about: About, taken: bool) -> None:
+        key = keys.JOBS + about.id
+        if taken:
+            await self._broker.command("HSET", key, "told", "1")
+            await self._broker.command("ZREM", keys.WEBHOOKS, about.id)
+            self._metrics.webhook("delivered")
+            return
+        tries = int(await self._broker.command("HINCRBY", key, "hooks", 1))
+        again = again_s(about.id, tries)
+        if again is None:
+            log.warning("gave up the webhook of job %s after %d tries", about.id, tries)
+            await self._broker.command("ZREM", keys.WEBHOOKS, about.id)
+            self._metrics.webhook("given_up")
+            return
+        due = await self._broker.now_ms() + int(again * 1000)
+        await self._broker.command("ZADD", keys.WEBHOOKS, "XX", due, about.id)
+        self._metrics.webhook("refused")
+
+    def _secrets(self, user: str) -> list[bytes]:
+        own = [k.webhook_secret for k in self._signing if k.stands_for(user) and k.webhook_secret]
+        found = own or [s for s in (self._settings.webhook_secret,) if s]
+        return [webhook_key(secret) for secret in dict.fromkeys(found)]
+
+
+class _Checked(AbstractResolver):
+    """Looks names up, and gives the addresses that may be connected to: these, and no others looked
+    up later, are what is connected to."""
+
+    def __init__(self, resolve: Resolve, private: bool) -> None:
+        self._resolve = resolve
+        self._private = private
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found: list[ResolveResult] = []
+        for text in await self._resolve(host, port):
+            address = ip_address(text.partition("%")[0])
+            if not (self._private or public(address)):
+                raise OSError("the name of a webhook has an address that is not public")
+            kind = socket.AF_INET if address.version == 4 else socket.AF_INET6
+            found.append(
+                ResolveResult(
+                    hostname=host, host=text, port=port, family=kind, proto=0,
+                    flags=socket.AI_NUMERICHOST,
+                )
+            )  # fmt: skip
+        return found
+
+    async def close(self) -> None:
+        """It holds nothing."""
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    loop = asyncio.get_running_loop()
+    found: list[Any] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _payload(shown: dict[str, object]) -> bytes:
+    """The event, without the answer: who gets it asks for that."""
+    kept = {k: v for k, v in shown.items() if k not in ("result", "position", "eta", "webhook")}
+    ended_s = shown["ended_at"] or shown["created_at"]
+    assert isinstance(ended_s, int)
+    at = datetime.datetime.fromtimestamp(ended_s, datetime.UTC).isoformat()
+    return msgspec.json.encode({"type": f"job.{shown['state']}", "timestamp": at, "data": kept})
