@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
 from common.intake.answers import INTERNAL, NO_ROUTE, Refusal, wrong_method
-from common.intake.routes import ROWS
+from common.intake.routes import RESPONSES, ROWS
 from gateway.admin import Admin
 from gateway.client import Client, ClientGone, Receive, Scope, Send
 from gateway.files_api import FilesApi
@@ -22,6 +22,7 @@ from gateway.jobs_api import JobsApi
 from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
 from gateway.pages import Handler, Pages
+from gateway.responses_api import ResponsesApi
 
 log = logging.getLogger("fairlane.gateway")
 
@@ -80,6 +81,7 @@ class App:
         listing: Listing,
         files: FilesApi,
         jobs: JobsApi,
+        responses: ResponsesApi,
         admin: Admin,
         metrics: GatewayMetrics,
         cors_origins: Sequence[str],
@@ -89,6 +91,9 @@ class App:
         self._queued = {
             row.path: Endpoint(metrics, ("POST",), partial(front.serve, row)) for row in ROWS
         }
+        row = next(r for r in ROWS if r.path == RESPONSES)
+        create = partial(front.admitted, partial(responses.create, row))
+        self._queued[RESPONSES] = Endpoint(metrics, ("POST",), create)
         rows: list[tuple[str, tuple[str, ...], Handler]] = [
             ("/healthz", _READS, pages.health),
             ("/readyz", _READS, pages.ready),
@@ -102,6 +107,8 @@ class App:
             ("/v1/jobs", (*_READS, "POST"), partial(front.admitted, jobs.collection)),
             ("/v1/jobs/{id}", (*_READS, "DELETE"), partial(front.admitted, jobs.item)),
             ("/v1/jobs/{id}/events", ("GET",), partial(front.admitted, jobs.events)),
+            ("/v1/responses/{id}", (*_READS, "DELETE"), partial(front.admitted, responses.item)),
+            ("/v1/responses/{id}/cancel", ("POST",), partial(front.admitted, responses.cancel)),
             ("/admin/backends", (*_READS, "POST"), admin.backends),
             ("/admin/backends/drain", ("POST",), admin.drain),
             ("/admin/backends/undrain", ("POST",), admin.undrain),

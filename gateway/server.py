@@ -32,6 +32,7 @@ from gateway.jobs_api import JobsApi
 from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
 from gateway.pages import Pages
+from gateway.responses_api import ResponsesApi
 from gateway.submit import Desk
 from gateway.watch import Watch
 from gateway.webhooks import Webhooks
@@ -86,8 +87,9 @@ class Gateway:
             broker, durables, self.models, gateway, settings.keys, replica, metrics
         )
         jobs = JobsApi(gateway, intake, durables, self.follow, self.webhooks)
+        responses = ResponsesApi(gateway, self._front, intake, durables, self.follow)
         self.app = App(
-            self._front, pages, listing, self._files_api, jobs, admin, metrics,
+            self._front, pages, listing, self._files_api, jobs, responses, admin, metrics,
             gateway.cors_origins,
         )  # fmt: skip
 

@@ -303,3 +303,35 @@ async def test_a_reader_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
             await wait_until(lambda: gone.over, timeout=3, what="noticed")
         assert a.gateway.follow.open == 0
         assert (await ended(a, id))["state"] == "completed"
+
+
+async def test_readers_cost_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher says as much, and as soon, whether one reads, or thirty and some that do not
+    take what they are sent."""
+    took: list[tuple[float, int]] = []
+    for readers in (1, 30):
+        async with world(monkeypatch, {"e1": engine()}) as w:
+            a = await Site(w, "a").start()
+            id = (await a.ask("POST", "/v1/jobs", job(500, stream=True))).json["id"]
+            since = asyncio.get_running_loop().time()
+            link, said = w.dispatchers[0][0].broker.link, 0
+            execute = link.execute
+
+            async def counted(args: Any, execute: Any = execute, id: str = id) -> Any:
+                nonlocal said
+                said += id in args
+                return await execute(args)
+
+            link.execute = counted  # type: ignore[method-assign]
+            path = f"/v1/jobs/{id}/events"
+            stuck = [a.open(path, reads=False) for _ in range(readers // 3)]
+            for one in stuck:
+                await one.__aenter__()
+            reading = [asyncio.ensure_future(follow(a, path)) for _ in range(readers)]
+            assert len({events(body) for body in await asyncio.gather(*reading)}) == 1
+            took.append((asyncio.get_running_loop().time() - since, said))
+            for one in stuck:
+                await one.__aexit__(None, None, None)
+    (alone_s, alone), (together_s, together) = took
+    assert together_s == pytest.approx(alone_s, rel=0.1)
+    assert together == pytest.approx(alone, rel=0.1) and alone > 50
