@@ -33,6 +33,7 @@ from gateway.listing import Listing
 from gateway.metrics import GatewayMetrics
 from gateway.pages import Pages
 from gateway.responses_api import ResponsesApi
+from gateway.sender import HttpSender, Sender
 from gateway.submit import Desk
 from gateway.watch import Watch
 from gateway.webhooks import Webhooks
@@ -55,6 +56,7 @@ class Gateway:
         broker: Broker,
         replica: str,
         registry: CollectorRegistry | None = None,
+        sender: Sender | None = None,
     ) -> None:
         gateway = settings.gateway
         self.settings = settings
@@ -84,8 +86,9 @@ class Gateway:
         self.follow = Follow(durables, gateway.comment_every_s)
         metrics.followers(lambda: self.follow.open)
         self.webhooks = Webhooks(
-            broker, durables, self.models, gateway, settings.keys, replica, metrics
-        )
+            broker, durables, self.models, gateway, settings.keys, replica, metrics,
+            sender or HttpSender(gateway),
+        )  # fmt: skip
         jobs = JobsApi(gateway, intake, durables, self.follow, self.webhooks)
         responses = ResponsesApi(gateway, self._front, intake, durables, self.follow)
         self.app = App(

@@ -14,7 +14,6 @@ is given up, some 17 hours after the job's end."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _LOCAL = ("localhost", "local", "internal")
 """Names, and ends of names, that mean machines nearby."""
 
@@ -39,6 +38,8 @@ def check_url(url: str, private: bool) -> None:
         raise UnsafeUrlError("`webhook` must be an http or https URL.")
     if parts.username is not None or parts.password is not None:
         raise UnsafeUrlError("`webhook` must hold no user or password.")
+    if "%" in host:
+        raise UnsafeUrlError("`webhook` has a host with escapes or a zone.")
     if private:
         return
     name = host.rstrip(".")
@@ -56,8 +57,6 @@ def public(address: Address) -> bool:
     """Whether an address is one of the internet's, also where it stands for another."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if address in _NAT64:
-            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
         if not all(public(i) for i in inner if i is not None):
             return False
         if address.ipv4_mapped is not None:

@@ -10,15 +10,10 @@ sent again, with the same `webhook-id`.
 import asyncio
 import datetime
 import logging
-import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import ip_address
-from typing import Any
+from collections.abc import Sequence
 
-import aiohttp
 import msgspec
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from common import keys
 from common.broker import Broker
@@ -32,7 +27,8 @@ from common.settings import GatewaySettings
 from gateway import jobs
 from gateway.durables import SINK, Durables
 from gateway.metrics import GatewayMetrics
-from gateway.webhook import UnsafeUrlError, again_s, check_url, public, signed
+from gateway.sender import NotSentError, Sender
+from gateway.webhook import again_s, signed
 
 log = logging.getLogger("fairlane.gateway")
 
@@ -46,18 +42,14 @@ LOCK_S = 60
 """A webhook is one gateway's for so long: longer than a try takes."""
 USER_AGENT = "Fairlane-Webhooks"
 
-Resolve = Callable[[str, int], Awaitable[list[str]]]
-
 
 class Webhooks:
     """Of one gateway. `run` sends them."""
 
     def __init__(
         self, broker: Broker, durables: Durables, models: Models, settings: GatewaySettings,
-        configured: Sequence[KeySettings], replica: str, metrics: GatewayMetrics,
-        resolve: Resolve | None = None,
+        configured: Sequence[KeySettings], replica: str, metrics: GatewayMetrics, sender: Sender,
     ) -> None:  # fmt: skip
-        """`resolve`: a host's addresses; as the machine knows them where there is none."""
         self._broker = broker
         self._jobs: Durable = durables.jobs
         self._queues = durables.queues
@@ -65,7 +57,7 @@ class Webhooks:
         self._settings = settings
         self._replica = replica
         self._metrics = metrics
-        self._resolve = resolve or _addresses
+        self._sender = sender
         self._running: dict[str, str] = {}
         """Jobs whose webhooks are on their way -> their owners."""
         self.configure(configured)
@@ -82,23 +74,12 @@ class Webhooks:
 
     async def run(self) -> None:
         """Send what is due, until cancelled."""
-        connector = aiohttp.TCPConnector(
-            resolver=_Checked(self._resolve, self._settings.webhook_private), force_close=True,
-            limit=self._settings.webhooks_max, use_dns_cache=False,
-        )  # fmt: skip
-        timeout = aiohttp.ClientTimeout(total=self._settings.webhook_timeout_s)
-        async with (
-            aiohttp.ClientSession(
-                connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-            ) as session,
-            asyncio.TaskGroup() as group,
-        ):  # fmt: skip
+        async with self._sender, asyncio.TaskGroup() as group:
             while True:
                 try:
                     await self._collect()
                     for about in await self._due():
-                        group.create_task(self._one(session, about))
+                        group.create_task(self._one(about))
                 except BrokerError as e:
                     log.debug("webhooks: %s", e)
                 await asyncio.sleep(LOOK_S)
@@ -156,7 +137,7 @@ class Webhooks:
             return None
         return about
 
-    async def _one(self, session: aiohttp.ClientSession, about: About) -> None:
+    async def _one(self, about: About) -> None:
         """Send one and write down what came of it; where Redis does not take that, it is sent again
         once the lock is over."""
         try:
@@ -164,7 +145,7 @@ class Webhooks:
             if not status.over:  # Redis forgot its end: it runs again, and ends again
                 await self._broker.command("ZREM", keys.WEBHOOKS, about.id)
                 return
-            taken = await self._send(session, about, _payload(jobs.shown(status)))
+            taken = await self._send(about, _payload(jobs.shown(status)))
             await self._note(about, taken)
             await self._broker.command("DEL", keys.WEBHOOK + about.id)
         except (BrokerError, WireError) as e:
@@ -172,8 +153,8 @@ class Webhooks:
         finally:
             del self._running[about.id]
 
-    async def _send(self, session: aiohttp.ClientSession, about: About, body: bytes) -> bool:
-        """One try; whether it was taken."""
+    async def _send(self, about: About, body: bytes) -> bool:
+        """One try; whether it was taken. Raises BrokerError."""
         secrets = self._secrets(about.user)
         if not secrets:  # they are gone from the configuration
             return False
@@ -181,16 +162,13 @@ class Webhooks:
         headers = signed(f"msg_{about.id}", now_s, body, secrets)
         headers |= {"content-type": "application/json", "user-agent": USER_AGENT}
         try:
-            check_url(about.webhook, self._settings.webhook_private)
-            async with session.post(
-                about.webhook, data=body, headers=headers, allow_redirects=False
-            ) as answer:
-                taken, why = 200 <= answer.status < 300, str(answer.status)
-        except (aiohttp.ClientError, OSError, TimeoutError, UnsafeUrlError, ValueError) as e:
-            taken, why = False, type(e).__name__
-        if not taken:
-            log.info("the webhook of job %s was not taken: %s", about.id, why)
-        return taken
+            status = await self._sender.post(about.webhook, body, headers)
+        except NotSentError as e:
+            log.info("the webhook of job %s was not sent: %s", about.id, e)
+            return False
+        if not 200 <= status < 300:
+            log.info("the webhook of job %s was answered with %d", about.id, status)
+        return 200 <= status < 300
 
     async def _note(self, about: About, taken: bool) -> None:
         key = keys.JOBS + about.id
@@ -214,41 +192,6 @@ class Webhooks:
         own = [k.webhook_secret for k in self._signing if k.stands_for(user) and k.webhook_secret]
         found = own or [s for s in (self._settings.webhook_secret,) if s]
         return [webhook_key(secret) for secret in dict.fromkeys(found)]
-
-
-class _Checked(AbstractResolver):
-    """Looks names up, and gives the addresses that may be connected to: these, and no others looked
-    up later, are what is connected to."""
-
-    def __init__(self, resolve: Resolve, private: bool) -> None:
-        self._resolve = resolve
-        self._private = private
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        found: list[ResolveResult] = []
-        for text in await self._resolve(host, port):
-            address = ip_address(text.partition("%")[0])
-            if not (self._private or public(address)):
-                raise OSError("the name of a webhook has an address that is not public")
-            kind = socket.AF_INET if address.version == 4 else socket.AF_INET6
-            found.append(
-                ResolveResult(
-                    hostname=host, host=text, port=port, family=kind, proto=0,
-                    flags=socket.AI_NUMERICHOST,
-                )
-            )  # fmt: skip
-        return found
-
-    async def close(self) -> None:
-        """It holds nothing."""
-
-
-async def _addresses(host: str, port: int) -> list[str]:
-    loop = asyncio.get_running_loop()
-    found: list[Any] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 def _payload(shown: dict[str, object]) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from common.settings import GatewaySettings, KeySettings
+from gateway.sender import Sender
 from gateway.server import Gateway
 from tests.flow.world import Process, World
 from tests.support.asgi import Exchange, ask
@@ -24,13 +25,14 @@ class Site:
     """One gateway replica."""
 
     def __init__(
-        self, world: World, name: str, keys: list[KeySettings] | None = None, **gateway: Any
-    ) -> None:
+        self, world: World, name: str, keys: list[KeySettings] | None = None,
+        sender: Sender | None = None, **gateway: Any,
+    ) -> None:  # fmt: skip
         self.settings = msgspec.structs.replace(
             world.settings, gateway=GatewaySettings(**gateway), keys=KEYS if keys is None else keys
         )
         self.process = Process(world.server, world.url)
-        self.gateway = Gateway(self.settings, self.process.broker, name)
+        self.gateway = Gateway(self.settings, self.process.broker, name, sender=sender)
         self.app = self.gateway.app
         world.gateways.append((self.process, self.gateway.follower))
 
