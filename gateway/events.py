@@ -101,7 +101,10 @@ class Cutter:
                 found += self._data(frame)
         self.after = entry.id
         if self.stream and not self._held and self.end is None:
-            self._base, self._count, self._skip = entry.id, 0, 0
+            # A log whose end was written again has it in other entries: what is to be skipped may
+            # be in several.
+            self._skip = max(0, self._skip - self._count)
+            self._base, self._count = entry.id, 0
         return found
 
     def next_id(self) -> str:
