@@ -28,6 +28,7 @@ log = logging.getLogger("fairlane.gateway")
 
 _READS = ("GET", "HEAD")
 _CORS_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
+_Route = tuple[str, tuple[str, ...], Handler]
 _CORS_EXPOSED = ("X-Fairlane-Job", "X-Fairlane-Queue-Ms", "Retry-After")
 
 
@@ -70,6 +71,17 @@ async def _no_route(client: Client) -> None:
     raise Refusal(NO_ROUTE)
 
 
+def _durable(front: Front, jobs: JobsApi, responses: ResponsesApi) -> list[_Route]:
+    rows: list[_Route] = [
+        ("/v1/jobs", (*_READS, "POST"), jobs.collection),
+        ("/v1/jobs/{id}", (*_READS, "DELETE"), jobs.item),
+        ("/v1/jobs/{id}/events", ("GET",), jobs.events),
+        ("/v1/responses/{id}", (*_READS, "DELETE"), responses.item),
+        ("/v1/responses/{id}/cancel", ("POST",), responses.cancel),
+    ]
+    return [(path, methods, partial(front.admitted, handler)) for path, methods, handler in rows]
+
+
 class App:
     """The gateway's ASGI app. An answer that it leaves incomplete is to be cut off: uvicorn does
     so when the app returns."""
@@ -94,7 +106,8 @@ class App:
         row = next(r for r in ROWS if r.path == RESPONSES)
         create = partial(front.admitted, partial(responses.create, row))
         self._queued[RESPONSES] = Endpoint(metrics, ("POST",), create)
-        rows: list[tuple[str, tuple[str, ...], Handler]] = [
+        rows: list[_Route] = [
+            *_durable(front, jobs, responses),
             ("/healthz", _READS, pages.health),
             ("/readyz", _READS, pages.ready),
             ("/metrics", _READS, pages.metrics),
@@ -104,11 +117,6 @@ class App:
             ("/v1/files", (*_READS, "POST"), partial(front.admitted, files.collection)),
             ("/v1/files/{id}", (*_READS, "DELETE"), partial(front.admitted, files.item)),
             ("/v1/files/{id}/content", _READS, partial(front.admitted, files.content)),
-            ("/v1/jobs", (*_READS, "POST"), partial(front.admitted, jobs.collection)),
-            ("/v1/jobs/{id}", (*_READS, "DELETE"), partial(front.admitted, jobs.item)),
-            ("/v1/jobs/{id}/events", ("GET",), partial(front.admitted, jobs.events)),
-            ("/v1/responses/{id}", (*_READS, "DELETE"), partial(front.admitted, responses.item)),
-            ("/v1/responses/{id}/cancel", ("POST",), partial(front.admitted, responses.cancel)),
             ("/admin/backends", (*_READS, "POST"), admin.backends),
             ("/admin/backends/drain", ("POST",), admin.drain),
             ("/admin/backends/undrain", ("POST",), admin.undrain),

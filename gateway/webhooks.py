@@ -21,6 +21,7 @@ from common.durable import About, Durable
 from common.errors import BrokerError, WireError
 from common.intake.answers import bad_request
 from common.intake.models import Models
+from common.intake.queues import KEPT_MAX
 from common.job_settings import webhook_key
 from common.key_settings import KeySettings
 from common.settings import GatewaySettings
@@ -52,7 +53,8 @@ class Webhooks:
     ) -> None:  # fmt: skip
         self._broker = broker
         self._jobs: Durable = durables.jobs
-        self._queues = durables.queues
+        self._lists: dict[str, str] = {}
+        """Model -> its list of ended jobs."""
         self._models = models
         self._settings = settings
         self._replica = replica
@@ -90,7 +92,7 @@ class Webhooks:
         if int(await self._broker.command("ZCARD", keys.WEBHOOKS)) >= DUE_MAX:
             return
         for model in {m.name for _, m in self._models.listing()}:
-            ended = self._queues.of(model).keys.ended(SINK)
+            ended = self._list_of(model)
             ids = await self._broker.command("LRANGE", ended, 0, TAKEN_MAX - 1)
             if not ids:
                 continue
@@ -99,6 +101,14 @@ class Webhooks:
             await self._broker.command("ZADD", keys.WEBHOOKS, "NX", *scored)
             for id in ids:
                 await self._broker.command("LREM", ended, 1, id)
+
+    def _list_of(self, model: str) -> str:
+        found = self._lists.get(model)
+        if found is None:
+            found = keys.ModelKeys(model).ended(SINK)
+            if len(self._lists) < KEPT_MAX:
+                self._lists[model] = found
+        return found
 
     async def _due(self) -> list[About]:
         """Webhooks that are due and now ours to send. Raises BrokerError."""
