@@ -77,8 +77,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a step must take time: step_ms and per_seq_us are both 0")
         if self.kv_tokens < self.max_model_len:
             raise ValueError("kv_tokens must hold max_model_len, or a long request never runs")
-        if not self.models:
-            raise ValueError("model must name at least one model")
+        if not self.models or not all(self.models):
+            raise ValueError("model must name at least one model, and none without a name")
 
     @property
     def models(self) -> tuple[str, ...]:
