@@ -13,7 +13,7 @@ from common.intake.prefix import BLOCK, boundaries, hashes
 from common.intake.routes import ROWS
 from common.wire import PREFIX_HASH_BYTES, PREFIX_HASHES_MAX
 
-CHAT, COMPLETIONS, EMBEDDINGS = (row.prompt for row in ROWS)
+CHAT, COMPLETIONS, EMBEDDINGS, *_ = (row.prompt for row in ROWS)
 
 
 def split(found: bytes) -> list[bytes]:
