@@ -9,7 +9,7 @@ Every method raises BrokerDown (nothing ran), BrokerUncertain (it may have run) 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from common import keys
 from common.broker import Broker
@@ -143,9 +143,7 @@ class Queue:
         reply = await self.broker.call(
             "pop", running=k.running, inflight=k.inflight, ewma=k.ewma, board=k.board,
             waiting=k.waiting, deadlines=k.deadlines, now_ms=now_ms, owner=owner, term=term,
-            lease_ms=lease_ms, group=group, lane_prefix=k.lane_prefix,
-            backlog_prefix=k.backlog_prefix, counter_prefix=k.counter_prefix,
-            job_prefix=k.record_prefix, body_prefix=k.body_prefix, start=start, floor=floor,
+            lease_ms=lease_ms, group=group, key_prefix=k.prefix, start=start, floor=floor,
             anyone=len(backends) if anyone is None else anyone, user_max=user_max,
             batch=POP_HEADS_MAX, scan=POP_SCAN_MAX, bytes_max=POP_BYTES_MAX, lookahead=lookahead,
             liked=f" {' '.join(liked)} " if liked and lookahead else "", wanted=len(backends),
@@ -158,8 +156,9 @@ class Queue:
         if word != "popped":
             return Popped(word, [], held_ms=int(reply[1]) if word == "held" else 0)
         heads = [_heads(r) for r in reply.pop()] if lookahead else []
-        leases = [_lease(k, r, backend) for r, backend in zip(reply[3:], backends, strict=False)]
-        return Popped(word, leases, _left(k, reply[1]), _owed(reply[2]), heads=heads)
+        left, runs = reply[2 : 2 + len(k.classes)], reply[2 + len(k.classes) :]
+        leases = [_lease(k, *r) for r in zip(runs[::2], runs[1::2], backends, strict=False)]
+        return Popped(word, leases, _left(k, left), _owed(reply[1]), heads=heads)
 
     async def start(
         self,
@@ -472,17 +471,18 @@ def _channel(k: ModelKeys, replica: str) -> str:
     return keys.reply(replica) if replica else k.live
 
 
-def _lease(k: ModelKeys, r: list[Any], backend: str) -> Lease:
-    weight, fixed, unit, square, most = r[5].split()
-    replica, stored = r[6].decode(), r[11]
+def _lease(k: ModelKeys, run: bytes, stored: bytes, backend: str) -> Lease:
+    job, user, cls, attempt, charged, tries, yields, arrival, deadline, inflight, *rest = (
+        run.decode().split(" ", 15)
+    )
+    weight, fixed, unit, square, most, replica = rest
     at, end = _meta(stored)
     return Lease(
-        job=r[0].decode(), user=r[1].decode(), cls=r[2].decode(), attempt=int(r[3]),
-        backend=backend, charged=float(r[4]),
+        job=job, user=user, cls=cls, attempt=int(attempt), backend=backend, charged=float(charged),
         terms=Terms(float(fixed), float(unit), float(square), int(most)), weight=float(weight),
-        meta=stored[at:end], channel=_channel(k, replica), replica=replica, tries=int(r[7]),
-        arrival=int(r[8]), deadline_ms=int(r[9]), inflight=r[10], body=stored[end:],
-        yields=int(r[12]),
+        meta=stored[at:end], channel=_channel(k, replica), replica=replica, tries=int(tries),
+        arrival=int(arrival), deadline_ms=int(deadline), inflight=int(inflight), body=stored[end:],
+        yields=int(yields),
     )  # fmt: skip
 
 
@@ -523,8 +523,8 @@ def _left(k: ModelKeys, jobs: list[int]) -> dict[str, int]:
     return dict(zip(k.classes, jobs, strict=True))
 
 
-def _owed(fields: list[bytes]) -> tuple[str, ...]:
-    return tuple(_text(field).removeprefix("owed:") for field in fields)
+def _owed(fields: bytes) -> tuple[str, ...]:
+    return tuple(field.removeprefix("owed:") for field in _text(fields).split())
 
 
 def _text(raw: bytes) -> str:

@@ -5,7 +5,7 @@
 local function choose(heads)
   local passed = {}
   for i, job in ipairs(heads) do
-    local record = job_prefix .. job
+    local record = key_prefix .. 'job:' .. job
     local r = redis.call('HMGET', record, 'state', 'passed')
     if r[1] ~= 'waiting' then break end
     if string.find(liked, ' ' .. job .. ' ', 1, true) then
@@ -18,17 +18,28 @@ local function choose(heads)
   return heads[1]
 end
 
+-- How many bytes a job has whose record is lost; its body goes, unless it runs after all.
+local function lost_body(body, state)
+  local size = redis.call('STRLEN', body)
+  if size > 0 then
+    local meta = string.match(redis.call('GETRANGE', body, 0, 9), '^%d+')
+    size = size - #meta - 1 - meta
+  end
+  if state ~= 'running' then redis.call('DEL', body) end
+  return size
+end
+
 -- Of each lane that `pop` took jobs from: whose it is and which are its first jobs now, each with so
 -- much of its body that its meta is in it.
-local function first_jobs(popped)
+local function first_jobs(popped, from)
   local out, seen = {}, {}
-  for i = 4, #popped do
-    local user, class = popped[i][2], popped[i][3]
-    local lane = lane_prefix .. class .. ':' .. user
+  for i = from, #popped, 2 do
+    local user, class = string.match(popped[i], '^%S+ (%S+) (%S+)')
+    local lane = key_prefix .. 'lane:' .. class .. ':' .. user
     if not seen[lane] then
       local one = {class, user}
       for _, job in ipairs(redis.call('ZRANGE', lane, 0, lookahead)) do
-        one[#one + 1], one[#one + 2] = job, redis.call('GETRANGE', body_prefix .. job, 0, 511)
+        one[#one + 1], one[#one + 2] = job, redis.call('GETRANGE', key_prefix .. 'body:' .. job, 0, 511)
       end
       seen[lane], out[#out + 1] = true, one
     end

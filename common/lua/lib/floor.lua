@@ -1,15 +1,30 @@
 -- floor: what a group that waits below others may go for before its turn.
 --
--- Of each group, highest first: the `field` of what it is owed, which is `owed`, and its `jobs`.
+-- By the slots of `pop`, and what it has read of the board.
+
+-- Of each group, highest first: the `field` of what it is owed, which is `owed`, and its `jobs` now.
+local function groups(every, b, n)
+  local k = 0
+  for i = 1, n do
+    local field = names[wanted + 3 * n + i]
+    if i == 1 or every[k].field ~= field then
+      k = k + 1
+      every[k] = every[k] or {field = field, owed = tonumber(b[8 + n + i] or 0)}
+      every[k].jobs = 0
+    end
+    every[k].jobs = every[k].jobs + b[8 + i]
+  end
+  return every
+end
 
 -- While a lower group waits it is owed its share of what a higher one is charged, at most a job's
 -- cost in all: one that cannot go for long does not come in a row later. One for which nothing
 -- waits is owed nothing, but owes what it took before.
-local function owe(every, group, share, cost)
+local function owe(every, field, share, cost)
   local below, above = false, 0
   for _, one in ipairs(every) do
     local owed = one.owed
-    if one == group then
+    if one.field == field then
       below = true
       if above > 0 and share > 0 then one.owed = owed - cost end
     elseif below and share > 0 and one.jobs > 0 then
@@ -22,15 +37,15 @@ local function owe(every, group, share, cost)
   end
 end
 
--- Which groups below one that waits are owed; what has changed goes to the end of `set`.
+-- Which groups below one that waits are owed, as words; what has changed goes to the end of `set`.
 local function due(every, set)
   local due, above = {}, 0
   for _, one in ipairs(every) do
     if one.changed then
-      set[#set + 1], set[#set + 2] = one.field, string.format('%.17g', one.owed)
+      set[#set + 1], set[#set + 2] = one.field, one.owed
     end
     if above > 0 and one.jobs > 0 and one.owed > 0 then due[#due + 1] = one.field end
     above = above + one.jobs
   end
-  return due
+  return table.concat(due, ' ')
 end
