@@ -151,9 +151,12 @@ class ModelKeys:
             for group, members in GROUPS[policy]
             for c in members
         }  # fmt: skip
-        sides = self.classes.values()
-        self.tallies = *(f"jobs:{c.name}" for c in sides), *(f"owed:{c.group}" for c in sides)
-        """Fields of the board: of each class its jobs, then of each what its group is owed."""
+        sides, self.top = list(self.classes.values()), len(GROUPS[policy][0][1])
+        """`top`: how many classes the highest group has, which is never owed anything."""
+        owed = (f"owed:{c.group}" for c in sides[self.top :])
+        self.tallies = *(f"jobs:{c.name}" for c in sides), *owed
+        """Fields of the board: of each class its jobs; of each below the highest group what its
+        group is owed."""
 
     @property
     def ended_prefix(self) -> str:

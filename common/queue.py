@@ -9,7 +9,7 @@ Every method raises BrokerDown (nothing ran), BrokerUncertain (it may have run) 
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from common import keys
 from common.broker import Broker
@@ -146,19 +146,13 @@ class Queue:
             lease_ms=lease_ms, group=group, key_prefix=k.prefix, start=start, floor=floor,
             anyone=len(backends) if anyone is None else anyone, user_max=user_max,
             batch=POP_HEADS_MAX, scan=POP_SCAN_MAX, bytes_max=POP_BYTES_MAX, lookahead=lookahead,
-            liked=f" {' '.join(liked)} " if liked and lookahead else "", wanted=len(backends),
-            names=[*backends, *k.classes, *(
+            liked=f" {' '.join(liked)} " if liked and lookahead else "", n=len(k.classes),
+            top=k.top, names=[*backends, *k.classes, *(
                 "1" if c in classes else "0" if side.group == group else "-"
                 for c, side in k.classes.items()
             ), *k.tallies],
         )  # fmt: skip
-        word = reply[0].decode()
-        if word != "popped":
-            return Popped(word, [], held_ms=int(reply[1]) if word == "held" else 0)
-        heads = [_heads(r) for r in reply.pop()] if lookahead else []
-        left, runs = reply[2 : 2 + len(k.classes)], reply[2 + len(k.classes) :]
-        leases = [_lease(k, *r) for r in zip(runs[::2], runs[1::2], backends, strict=False)]
-        return Popped(word, leases, _left(k, left), _owed(reply[1]), heads=heads)
+        return _popped(k, reply, backends)
 
     async def start(
         self,
@@ -471,6 +465,18 @@ def _channel(k: ModelKeys, replica: str) -> str:
     return keys.reply(replica) if replica else k.live
 
 
+def _popped(k: ModelKeys, reply: bytes | list[Any], backends: Sequence[str]) -> Popped:
+    parts: list[Any] = reply.split(b"\n", 2) if isinstance(reply, bytes) else reply
+    word, *rest = parts[0].decode().split()
+    if word != "popped":
+        return Popped(word, [], held_ms=int(parts[1]) if word == "held" else 0)
+    heads = [_heads(r) for r in parts.pop()] if isinstance(parts[-1], list) else []
+    leases = [_lease(k, *r) for r in zip(parts[1::2], parts[2::2], backends, strict=False)]
+    left = {c: int(jobs) for c, jobs in zip(k.classes, rest, strict=False)}
+    owed = (field.removeprefix("owed:") for field in rest[len(left) :])
+    return Popped(word, leases, left, tuple(owed), heads=heads)
+
+
 def _lease(k: ModelKeys, run: bytes, stored: bytes, backend: str) -> Lease:
     job, user, cls, attempt, charged, tries, yields, arrival, deadline, inflight, *rest = (
         run.decode().split(" ", 15)
@@ -517,14 +523,6 @@ def _due(k: ModelKeys, r: list[bytes]) -> Due:
         why, job, state, user, cls, owner, int(attempt), started == "1",  # type: ignore[arg-type]
         _channel(k, replica) if state else "", replica,
     )  # fmt: skip
-
-
-def _left(k: ModelKeys, jobs: list[int]) -> dict[str, int]:
-    return dict(zip(k.classes, jobs, strict=True))
-
-
-def _owed(fields: bytes) -> tuple[str, ...]:
-    return tuple(field.removeprefix("owed:") for field in _text(fields).split())
 
 
 def _text(raw: bytes) -> str:

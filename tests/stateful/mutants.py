@@ -81,7 +81,7 @@ MUTANTS = [
     Mutant("a job is passed for ever", "lib/ahead", ">= lookahead then break", ">= 99 then break"),
     Mutant("who is passed is not told", "lib/ahead", "'passed', 1)", "'passed', 0)"),
     Mutant("a lost record is passed", "lib/ahead", "if r[1] ~= 'waiting' then break end", ""),
-    Mutant("one more is looked at", "pop", "lookahead > 1 and lookahead or 1", "1 + lookahead"),
+    Mutant("one more is looked at", "pop", "lookahead > 1 and lookahead or '1'", "1 + lookahead"),
     Mutant("weight is forgotten", "pop", "cost / weight", "cost"),
     Mutant("the cap on output is forgotten", "pop", "or start, most)", "or start, 1e9)"),
     Mutant(
@@ -191,7 +191,7 @@ MUTANTS = [
     Mutant(
         "what is owed is saved up",
         "lib/floor",
-        "      one.owed = 0\n",
+        "        one.owed = 0\n",
         "",
     ),
     Mutant(
@@ -245,8 +245,8 @@ MUTANTS = [
         "",
     ),
     # fencing
-    Mutant("a stale term pops", "pop", "or tonumber(b[5]) ~= term ", ""),
-    Mutant("a lapsed lease of the leader pops", "pop", " or tonumber(b[6]) <= now_ms", ""),
+    Mutant("a stale term pops", "pop", "or b[5] - term ~= 0 ", ""),
+    Mutant("a lapsed lease of the leader pops", "pop", " or b[6] - now_ms <= 0", ""),
     Mutant(
         "an old attempt settles",
         "settle",

@@ -3,8 +3,8 @@
 -- The first user of a backlog that may go, its counter, and as a sub-user its own. `top`: not one of
 -- the sub-users of a key.
 local function first_of(backlog, idle, top)
-  local from, to = 0, 0
-  while from <= to do
+  local from, to = '0', '0'
+  while true do
     local page = redis.call('ZRANGE', backlog, from, to, 'WITHSCORES')
     for i = 1, #page, 2 do
       local user, may, own = page[i], true, nil
@@ -14,20 +14,20 @@ local function first_of(backlog, idle, top)
       elseif may and user_max > 0 then
         may = tonumber(redis.call('HGET', inflight, user) or 0) < user_max
       end
-      if may and user then return user, tonumber(page[i + 1]), own end
+      if may and user then return user, page[i + 1] + 0, own end
     end
-    if #page == 0 then return nil end
-    from, to = to + 1, scan - 1
+    if #page == 0 or to ~= '0' or scan < 2 then return nil end
+    from, to = '1', scan - 1
   end
 end
 
 -- Of the classes that may go, or all of their group: the least counter, its class and its user, and
 -- a sub-user's own counter; of equal ones the higher class.
-local function next_turn(b, n, idle, all)
+local function next_turn(b, wanted, idle, all)
   local least, class, user, own
   for i = 1, n do
     local how = names[wanted + n + i]
-    if b[8 + i] > 0 and (how == '1' or all and how == '0') then
+    if b[8 + i] ~= '0' and (how == '1' or all and how == '0') then
       local u, score, o = first_of(key_prefix .. 'backlog:' .. names[wanted + i], idle, true)
       if u and (not least or score < least) then least, class, user, own = score, i, u, o end
     end
@@ -39,7 +39,7 @@ end
 -- so far nobody's service ever came, and newcomers, who stand behind V, must not wait for it.
 -- `known`: V, what was given back, and lifts. Returns V where it has changed.
 local function follow(level, c, known)
-  local v, back = tonumber(known[1] or 0), tonumber(known[2] or 0)
+  local v, back = (known[1] or 0) + 0, (known[2] or 0) + 0
   if c < v then c = math.max(0, c, math.ceil(v - back)) end
   if c == v then return nil end
   if known[2] or known[3] then redis.call('HDEL', board, level.at, 'back:' .. level.at) end
