@@ -37,18 +37,18 @@
 --   head: popped, the jobs left of each class, the fields of groups that are owed
 --   run: job user class attempt charged tries yields arrival deadline inflight terms replica
 
--- Of class i: names[wanted + i]; its jobs b[8 + i], '0': none; below the top b[8 + n - top + i] owed.
+-- Of class i: names[wanted + i]; its jobs b[6 + i], '0': none; below the top b[6 + n - top + i] owed.
 local wanted = #names - 4 * n + top
-local b = redis.call('HMGET', board, 'v:' .. group, 'back:' .. group, group, 'owner', 'term',
-  'deadline', 'hold', 'bytes', unpack(names, wanted + 2 * n + 1))
-if b[4] ~= owner or b[5] - term ~= 0 or b[6] - now_ms <= 0 then return {'stale'} end
-if b[7] - now_ms > 0 then return {'held', string.format('%.0f', b[7] - now_ms)} end
+local b = redis.call('HMGET', board, 'v:' .. group, 'owner', 'term', 'deadline', 'hold', 'bytes',
+  unpack(names, wanted + 2 * n + 1))
+if b[2] ~= owner or b[3] - term ~= 0 or b[4] - now_ms <= 0 then return {'stale'} end
+if b[5] - now_ms > 0 then return {'held', string.format('%.0f', b[5] - now_ms)} end
 local part, rivals, owe, due, choose, first_jobs = false, false, nil, nil, nil, nil
 for i = 1, n do
   local how = names[wanted + n + i]
-  b[8 + i], part = b[8 + i] or '0', part or how == '0'
+  b[6 + i], part = b[6 + i] or '0', part or how == '0'
   -- Of groups of which none waits and none is owed nothing has to be known.
-  if how == '-' and (b[8 + i] ~= '0' or i > top and (b[8 + n - top + i] or 0) + 0 > 0) then
+  if how == '-' and (b[6 + i] ~= '0' or i > top and (b[6 + n - top + i] or 0) + 0 > 0) then
     rivals = true
   end
 end
@@ -60,7 +60,7 @@ local function level(class, name, before, at, down)
   local out = {key_prefix .. 'backlog:' .. names[wanted + class] .. down, name = name, at = at,
     counter = key_prefix .. 'counter:' .. group .. down, before = before}
   for i = 1, n do
-    if i ~= class and b[8 + i] ~= '0' and names[wanted + n + i] ~= '-' then
+    if i ~= class and b[6 + i] ~= '0' and names[wanted + n + i] ~= '-' then
       out[#out + 1] = key_prefix .. 'backlog:' .. names[wanted + i] .. down
     end
   end
@@ -82,7 +82,7 @@ while popped < wanted and looked < batch and bytes < bytes_max do
   if liked ~= '' then job = choose(heads) end
   local record, body = key_prefix .. 'job:' .. (job or ''), key_prefix .. 'body:' .. (job or '')
   local r = job and redis.call('HMGET', record, 'state', 'terms', 'size', 'replica', 'arrival',
-    'deadline', 'attempt', 'floor', 'tries', 'yields')
+    'deadline', 'tries')
   local size, cost, charge, data = 0, 0, 0, nil
   if job and r[1] == 'waiting' then
     if idle or part then first = next_turn(b, wanted, false, true) or first end
@@ -101,8 +101,8 @@ while popped < wanted and looked < batch and bytes < bytes_max do
     redis.call('ZREM', lane, job)
     redis.call('ZREM', deadlines, job)
     wait_of(waiting, name, at, '-1', size + 0 > 0 and '-' .. size or '0')
-    local jobs = b[8 + class] - 1
-    b[8 + class], less[class] = jobs > 0 and jobs or '0', true
+    local jobs = b[6 + class] - 1
+    b[6 + class], less[class] = jobs > 0 and jobs or '0', true
   end
   left(at, #heads > 1, charge)
   gone = (gone or 0) + size
@@ -111,34 +111,35 @@ while popped < wanted and looked < batch and bytes < bytes_max do
     -- whose turn it is.
     v = follow(at[1], math.floor(math.min(at[1].before, first)), b) or v
     if own then
-      local field = at[2].at
-      local theirs = redis.call('HMGET', board, 'v:' .. field, 'back:' .. field, field)
-      local new = follow(at[2], math.floor(own), theirs)
-      if new then redis.call('HSET', board, 'v:' .. field, new) end
+      local field = 'v:' .. at[2].at
+      local new = follow(at[2], math.floor(own), {redis.call('HGET', board, field)})
+      if new then redis.call('HSET', board, field, new) end
     end
     if rivals then owe(class, cost) end
     local charged = string.format('%.17g', charge)
-    local attempt = string.format('%.0f', math.max((r[7] or 0) + 1, r[8] or 0, now_ms))
+    -- Only a job that ran before, or that a gateway has seen run, has `tries`.
+    local was = r[7] and redis.call('HMGET', record, 'attempt', 'floor', 'yields') or {}
+    local attempt = string.format('%.0f', math.max((was[1] or 0) + 1, was[2] or 0, now_ms))
     popped, bytes = popped + 1, bytes + size
     redis.call('ZADD', running, now_ms + lease_ms, job)
     redis.call('HSET', record, 'state', 'running', 'owner', owner, 'attempt', attempt,
       'backend', names[popped], 'charged', charged)
     local flying = fly(inflight, at, '1')
     out[#out + 1] = job .. ' ' .. user .. ' ' .. name .. ' ' .. attempt .. ' ' .. charged .. ' ' ..
-      (r[9] or '0') .. ' ' .. (r[10] or '0') .. ' ' .. r[5] .. ' ' .. r[6] .. ' ' ..
+      (r[7] or '0') .. ' ' .. (was[3] or '0') .. ' ' .. r[5] .. ' ' .. r[6] .. ' ' ..
       (flying == 1 and '0' or flying - 1) .. ' ' .. r[2] .. ' ' .. r[4]
     out[#out + 1] = data
   end
 end
-local set = {'bytes', (b[8] or 0) - (gone or 0)}
+local set = {'bytes', (b[6] or 0) - (gone or 0)}
 for i = 1, n do
   if less[i] then
-    b[8 + i] = string.format('%.0f', b[8 + i])
-    set[#set + 1], set[#set + 2] = names[wanted + 2 * n + i], b[8 + i]
+    b[6 + i] = string.format('%.0f', b[6 + i])
+    set[#set + 1], set[#set + 2] = names[wanted + 2 * n + i], b[6 + i]
   end
 end
 if v then set[#set + 1], set[#set + 2] = 'v:' .. group, v end
-out[1] = 'popped ' .. table.concat(b, ' ', 9, 8 + n) .. (rivals and due(set) or '')
+out[1] = 'popped ' .. table.concat(b, ' ', 7, 6 + n) .. (rivals and due(set) or '')
 if gone then redis.call('HSET', board, unpack(set)) end
 if first_jobs then
   out[#out + 1] = first_jobs(out)

@@ -245,8 +245,8 @@ MUTANTS = [
         "",
     ),
     # fencing
-    Mutant("a stale term pops", "pop", "or b[5] - term ~= 0 ", ""),
-    Mutant("a lapsed lease of the leader pops", "pop", " or b[6] - now_ms <= 0", ""),
+    Mutant("a stale term pops", "pop", "or b[3] - term ~= 0 ", ""),
+    Mutant("a lapsed lease of the leader pops", "pop", " or b[4] - now_ms <= 0", ""),
     Mutant(
         "an old attempt settles",
         "settle",
@@ -279,7 +279,8 @@ MUTANTS = [
     Mutant("an old attempt starts", "start", " or tonumber(r[3]) ~= attempt", ""),
     Mutant("an old attempt renews", "renew", " or r[3] ~= attempt", ""),
     Mutant("an orphan keeps its attempt", "settle", "math.max(attempt + 1, now_ms)", "attempt"),
-    Mutant("the floor of attempts is ignored", "pop", ", r[8] or 0, now_ms", ", now_ms"),
+    Mutant("a floor of attempts is not told of", "enqueue", "floor), 'tries', '0')", "floor))"),
+    Mutant("the floor of attempts is ignored", "pop", ", was[2] or 0, now_ms", ", now_ms"),
     Mutant(
         "a run that was requeued is restored",
         "assert",
@@ -327,7 +328,7 @@ MUTANTS = [
     ),
     Mutant("requeue repeats a started run", "requeue", "if r[11] == '1' and", "if false and"),
     Mutant("yields are not counted", "requeue", "if yields == 1 then", "if false then"),
-    Mutant("what yields is a secret", "pop", "r[10] or '0'", "'0'"),
+    Mutant("what yields is a secret", "pop", "was[3] or '0'", "'0'"),
     Mutant("tries are not counted", "requeue", " or 0) + try))", " or 0)))"),
     Mutant("a gap in a log is not seen", "lib/tell", "have == first and", "have and"),
     Mutant("an entry is put into a log twice", "append", "if fit == 'next' then", "if fit then"),

@@ -14,10 +14,10 @@ local function floors(b, wanted, share)
       local field = i > top and names[wanted + 3 * n - top + i] or ''
       if every[k].field ~= field then
         k = k + 1
-        every[k] = every[k] or {field = field, owed = (b[8 + n - top + i] or 0) + 0}
+        every[k] = every[k] or {field = field, owed = (b[6 + n - top + i] or 0) + 0}
         every[k].jobs = 0
       end
-      every[k].jobs, every[k].last = every[k].jobs + b[8 + i], i
+      every[k].jobs, every[k].last = every[k].jobs + b[6 + i], i
     end
   end
 

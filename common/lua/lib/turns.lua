@@ -27,7 +27,7 @@ local function next_turn(b, wanted, idle, all)
   local least, class, user, own
   for i = 1, n do
     local how = names[wanted + n + i]
-    if b[8 + i] ~= '0' and (how == '1' or all and how == '0') then
+    if b[6 + i] ~= '0' and (how == '1' or all and how == '0') then
       local u, score, o = first_of(key_prefix .. 'backlog:' .. names[wanted + i], idle, true)
       if u and (not least or score < least) then least, class, user, own = score, i, u, o end
     end
@@ -37,14 +37,16 @@ end
 
 -- V follows the counter of who goes. It falls by no more than was given back since it last rose:
 -- so far nobody's service ever came, and newcomers, who stand behind V, must not wait for it.
--- `known`: V, what was given back, and lifts. Returns V where it has changed.
+-- `known`: V. Returns V where it has changed.
 local function follow(level, c, known)
-  local v, back = (known[1] or 0) + 0, (known[2] or 0) + 0
-  if c < v then c = math.max(0, c, math.ceil(v - back)) end
+  local v, back = (known[1] or 0) + 0, 0
+  if c < v then
+    back = (redis.call('HGET', board, 'back:' .. level.at) or 0) + 0
+    c = math.max(0, c, math.ceil(v - back))
+  end
   if c == v then return nil end
-  if known[2] or known[3] then redis.call('HDEL', board, level.at, 'back:' .. level.at) end
-  local kept = c < v and back > v - c and back - (v - c)
-  if kept then redis.call('HSET', board, 'back:' .. level.at, kept) end
-  known[1], known[2], known[3] = c, kept, false
+  redis.call('HDEL', board, level.at, 'back:' .. level.at)
+  if c < v and back > v - c then redis.call('HSET', board, 'back:' .. level.at, back - (v - c)) end
+  known[1] = c
   return c
 end
