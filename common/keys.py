@@ -102,6 +102,11 @@ class ClassKeys(msgspec.Struct, frozen=True):
     """Backlogs of the other classes of the group."""
 
 
+def _tallies(policy: Policy) -> tuple[str, ...]:
+    (_, *below), every = GROUPS[policy], [c for _, classes in GROUPS[policy] for c in classes]
+    return *(f"jobs:{c}" for c in every), *(f"owed:{g}" for g, classes in below for _ in classes)
+
+
 class ModelKeys:
     """The keys of one model. `permanent` tells those that may stay when nothing waits or runs."""
 
@@ -151,9 +156,10 @@ class ModelKeys:
             for group, members in GROUPS[policy]
             for c in members
         }  # fmt: skip
-        sides = self.classes.values()
-        self.tallies = *(f"jobs:{c.name}" for c in sides), *(f"owed:{c.group}" for c in sides)
-        """Fields of the board: of each class its jobs, then of each what its group is owed."""
+        self.top = len(GROUPS[policy][0][1])
+        """How many classes the highest group has, which is never owed anything."""
+        self.tallies = _tallies(policy)
+        """Fields of the board: of each class its jobs; of each below `top` what its group is owed."""
 
     @property
     def ended_prefix(self) -> str:

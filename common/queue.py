@@ -143,23 +143,16 @@ class Queue:
         reply = await self.broker.call(
             "pop", running=k.running, inflight=k.inflight, ewma=k.ewma, board=k.board,
             waiting=k.waiting, deadlines=k.deadlines, now_ms=now_ms, owner=owner, term=term,
-            lease_ms=lease_ms, group=group, lane_prefix=k.lane_prefix,
-            backlog_prefix=k.backlog_prefix, counter_prefix=k.counter_prefix,
-            job_prefix=k.record_prefix, body_prefix=k.body_prefix, start=start, floor=floor,
+            lease_ms=lease_ms, group=group, key_prefix=k.prefix, start=start, floor=floor,
             anyone=len(backends) if anyone is None else anyone, user_max=user_max,
             batch=POP_HEADS_MAX, scan=POP_SCAN_MAX, bytes_max=POP_BYTES_MAX, lookahead=lookahead,
-            liked=f" {' '.join(liked)} " if liked and lookahead else "", wanted=len(backends),
-            names=[*backends, *k.classes, *(
+            liked=f" {' '.join(liked)} " if liked and lookahead else "", n=len(k.classes),
+            top=k.top, names=[*backends, *k.classes, *(
                 "1" if c in classes else "0" if side.group == group else "-"
                 for c, side in k.classes.items()
             ), *k.tallies],
         )  # fmt: skip
-        word = reply[0].decode()
-        if word != "popped":
-            return Popped(word, [], held_ms=int(reply[1]) if word == "held" else 0)
-        heads = [_heads(r) for r in reply.pop()] if lookahead else []
-        leases = [_lease(k, r, backend) for r, backend in zip(reply[3:], backends, strict=False)]
-        return Popped(word, leases, _left(k, reply[1]), _owed(reply[2]), heads=heads)
+        return _popped(k, reply, backends)
 
     async def start(
         self,
@@ -472,17 +465,30 @@ def _channel(k: ModelKeys, replica: str) -> str:
     return keys.reply(replica) if replica else k.live
 
 
-def _lease(k: ModelKeys, r: list[Any], backend: str) -> Lease:
-    weight, fixed, unit, square, most = r[5].split()
-    replica, stored = r[6].decode(), r[11]
+def _popped(k: ModelKeys, reply: bytes | list[Any], backends: Sequence[str]) -> Popped:
+    parts: list[Any] = reply.split(b"\n", 2) if isinstance(reply, bytes) else reply
+    word, *rest = parts[0].decode().split()
+    if word != "popped":
+        return Popped(word, [], held_ms=int(parts[1]) if word == "held" else 0)
+    heads = [_heads(r) for r in parts.pop()] if isinstance(parts[-1], list) else []
+    leases = [_lease(k, *r) for r in zip(parts[1::2], parts[2::2], backends, strict=False)]
+    left = {c: int(jobs) for c, jobs in zip(k.classes, rest, strict=False)}
+    owed = (field.removeprefix("owed:") for field in rest[len(left) :])
+    return Popped(word, leases, left, tuple(owed), heads=heads)
+
+
+def _lease(k: ModelKeys, run: bytes, stored: bytes, backend: str) -> Lease:
+    job, user, cls, attempt, charged, tries, yields, arrival, deadline, inflight, *rest = (
+        run.decode().split(" ", 15)
+    )
+    weight, fixed, unit, square, most, replica = rest
     at, end = _meta(stored)
     return Lease(
-        job=r[0].decode(), user=r[1].decode(), cls=r[2].decode(), attempt=int(r[3]),
-        backend=backend, charged=float(r[4]),
+        job=job, user=user, cls=cls, attempt=int(attempt), backend=backend, charged=float(charged),
         terms=Terms(float(fixed), float(unit), float(square), int(most)), weight=float(weight),
-        meta=stored[at:end], channel=_channel(k, replica), replica=replica, tries=int(r[7]),
-        arrival=int(r[8]), deadline_ms=int(r[9]), inflight=r[10], body=stored[end:],
-        yields=int(r[12]),
+        meta=stored[at:end], channel=_channel(k, replica), replica=replica, tries=int(tries),
+        arrival=int(arrival), deadline_ms=int(deadline), inflight=int(inflight), body=stored[end:],
+        yields=int(yields),
     )  # fmt: skip
 
 
@@ -517,14 +523,6 @@ def _due(k: ModelKeys, r: list[bytes]) -> Due:
         why, job, state, user, cls, owner, int(attempt), started == "1",  # type: ignore[arg-type]
         _channel(k, replica) if state else "", replica,
     )  # fmt: skip
-
-
-def _left(k: ModelKeys, jobs: list[int]) -> dict[str, int]:
-    return dict(zip(k.classes, jobs, strict=True))
-
-
-def _owed(fields: list[bytes]) -> tuple[str, ...]:
-    return tuple(_text(field).removeprefix("owed:") for field in fields)
 
 
 def _text(raw: bytes) -> str:

@@ -7,7 +7,8 @@ the only place that reads the server's clock: a script with a slot `now_ms` gets
 or, for 0, the time of the Redis server; `now_us` is the same in microseconds. A number that is none
 ends the script there, before anything is written; `nums` are several with spaces between them.
 `-- USES name` puts the functions of `lib/name.lua` into that line too, which may use the slots:
-what several verbs do in the same way stands there once.
+what several verbs do in the same way stands there once. Those that a verb does not call are left
+out, for Lua makes each anew at every call of the script.
 """
 
 import hashlib
@@ -29,6 +30,9 @@ VERBS = (
 _SLOT = re.compile(r"^-- (KEYS|ARGV) +(\w+) +(\w+)(\*?)", re.M)
 _USES = re.compile(r"^-- USES (\w+)$", re.M)
 _COMMENT = re.compile(r"^ *--.*$", re.M)
+_FUNCTION = re.compile(r"^local function (\w+)\b.*?^end$", re.M | re.S)
+_UNPACKED_MAX = 1_000
+"""Lua unpacks no more than 8,000 values at once; further ones are taken one by one."""
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -77,39 +81,38 @@ def parse(name: str, source: str, libraries: Mapping[str, str] | None = None) ->
         if (known and known[-1].rest) or any(s.name == slot for k in slots.values() for s in k):
             raise ValueError(f"{name}.lua: slot {slot} after a rest slot, or named twice")
         known.append(Slot(slot, type_, bool(rest)))
-    text = (
-        _prologue(slots)
-        + "".join(_library(n, libraries or {}) for n in _USES.findall(source))
-        + "\n"
-        + source
-    )
+    text = _prologue(slots) + _libraries(source, libraries or {}) + "\n" + source
+    text = text.replace("redis.call(", "C(")
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     names = frozenset(s.name for kind in slots.values() for s in kind)
     return Script(name, text, sha, tuple(slots["KEYS"]), tuple(slots["ARGV"]), names)
 
 
 def _prologue(slots: dict[str, list[Slot]]) -> str:
-    parts = ["local K,A,N=KEYS,ARGV,tonumber "]
-    checked = []
+    parts = ["local C,K,A=redis.call,KEYS,ARGV "]
+    numbers = []
     for source, kind in (("K", "KEYS"), ("A", "ARGV")):
         names, values = [], []
         for i, slot in enumerate(slots[kind], start=1):
             value = f"{source}[{i}]"
             if slot.rest:
-                parts.append(f"local {slot.name}={{}} for i={i},#{source} do ")
-                parts.append(f"{slot.name}[i-{i - 1}]={source}[i] end ")
+                parts.append(
+                    f"local {slot.name}={{}} if #{source}<{_UNPACKED_MAX} then "
+                    f"{slot.name}={{unpack({source},{i})}} else for i={i},#{source} do "
+                    f"{slot.name}[i-{i - 1}]={source}[i] end end "
+                )
                 continue
             names.append(slot.name)
-            values.append(f"N({value})" if slot.type == "num" else value)
+            values.append(value)
             if slot.type == "num":
-                checked.append((slot.name, slot.name))
+                numbers.append(slot.name)
             elif slot.type == "nums":
-                checked.append((slot.name, f"string.find({value},'^[%d.e+ -]+$')"))
+                parts.append(f"if not string.find({value},'^[%d.e+ -]+$') then ")
+                parts.append(f"error('{slot.name}') end ")
         if names:
             parts.append(f"local {','.join(names)}={','.join(values)} ")
-    if checked:
-        wrong = " or ".join(f"not {check} and '{name}'" for name, check in checked)
-        parts.append(f"if not({' and '.join(c for _, c in checked)}) then error({wrong}) end ")
+    if numbers:  # Lua names the one that is none; `tonumber` would read each twice
+        parts.append(f"{','.join(numbers)}={','.join(f'{n}+0' for n in numbers)} ")
     if any(s.name == "now_ms" for s in slots["ARGV"]):
         parts.append(
             "local now_us=now_ms*1000 if now_ms==0 then local t=redis.call('TIME') "
@@ -118,10 +121,18 @@ def _prologue(slots: dict[str, list[Slot]]) -> str:
     return "".join(parts)
 
 
-def _library(name: str, given: Mapping[str, str]) -> str:
-    """The functions of a library, in one line, so that an error's line number stays right."""
-    text = given.get(name) or (_folder() / "lib" / f"{name}.lua").read_text(encoding="utf-8")
-    return " ".join(_COMMENT.sub("", text).split()) + " "
+def _libraries(source: str, given: Mapping[str, str]) -> str:
+    """The functions of its libraries that a script calls, itself or by way of one another, in one
+    line, so that an error's line number stays right."""
+    text = "\n".join(
+        given.get(n) or (_folder() / "lib" / f"{n}.lua").read_text(encoding="utf-8")
+        for n in _USES.findall(source)
+    )
+    functions = [(m[1], _COMMENT.sub("", m[0])) for m in _FUNCTION.finditer(text)]
+    for _ in range(len(functions)):
+        called = source + "".join(f"\n{body}" for _, body in functions)
+        functions = [f for f in functions if len(re.findall(rf"\b{f[0]}\(", called)) > 1]
+    return "".join(" ".join(body.split()) + " " for _, body in functions)
 
 
 def _folder() -> Traversable:

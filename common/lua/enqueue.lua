@@ -57,7 +57,9 @@ if arrival == 0 then arrival = math.max(last + 1, now_us) end
 local place, deadline = string.format('%.0f', arrival), string.format('%.0f', now_ms + wait_ms)
 redis.call('HSET', record, 'state', 'waiting', 'user', user, 'class', class, 'arrival', place,
   'deadline', deadline, 'size', size, 'terms', terms, 'replica', replica)
-if floor > 0 then redis.call('HSET', record, 'floor', string.format('%.0f', floor)) end
+if floor > 0 then
+  redis.call('HSET', record, 'floor', string.format('%.0f', floor), 'tries', '0')
+end
 redis.call('SET', body, data)
 redis.call('ZADD', lane, place, job)
 redis.call('ZADD', deadlines, deadline, job)

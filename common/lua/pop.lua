@@ -16,11 +16,7 @@
 -- ARGV term            num
 -- ARGV lease_ms        num
 -- ARGV group           str    of the classes that may go
--- ARGV lane_prefix     str    keys of users and jobs, unknown beforehand, begin so
--- ARGV backlog_prefix  str
--- ARGV counter_prefix  str
--- ARGV job_prefix      str
--- ARGV body_prefix     str
+-- ARGV key_prefix      str    keys of users and jobs, unknown beforehand, begin so
 -- ARGV start           num    units of cost expected of a user never seen
 -- ARGV floor           num    of what a group is charged, a lower one that waits is owed this share
 -- ARGV anyone          num    so many of the places are for anyone, the rest for the idle alone
@@ -31,120 +27,123 @@
 -- ARGV lookahead       num    a job may go before so many earlier ones of its lane, each of which lets
 --                             so many go before it in all
 -- ARGV liked           str    the jobs that may, a space before and after each; or none
--- ARGV wanted          num    so many jobs
--- ARGV names           str*   a backend for each; all classes, highest first; for each if it may go 1,
---                             of its group 0, else -; the fields of its jobs, and of what its group
---                             is owed
--- RETURNS {'popped', {jobs left of each class…}, {groups owed…}, job…, and with `lookahead` the first
---         jobs of their lanes} | {'held', ms} | {'stale'}
-local function int(x) return string.format('%.0f', x) end
-local n = (#names - wanted) / 4
-local l = redis.call('HMGET', board, 'owner', 'term', 'deadline', 'hold', 'bytes', 'v:' .. group,
-  'back:' .. group, group, unpack(names, wanted + 2 * n + 1))
-if l[1] ~= owner or tonumber(l[2]) ~= term or tonumber(l[3]) <= now_ms then return {'stale'} end
-if tonumber(l[4]) > now_ms then return {'held', int(l[4] - now_ms)} end
-local known, every, classes, members, may = {l[6], l[7], l[8]}, {}, {}, {}, {}
+-- ARGV n               num    so many classes
+-- ARGV top             num    so many of the highest group
+-- ARGV names           str*   a backend for each job wanted; all classes, highest first; for each if it
+--                             may go 1, of its group 0, else -; the field of its jobs; below the
+--                             highest group the field of what its group is owed
+-- RETURNS {head, run, body, …, and with `lookahead` the first jobs of their lanes} | {'held', ms} |
+--         {'stale'}; a single run as text of three lines, for a table costs Redis as much as a command
+--   head: popped, the jobs left of each class, the fields of groups that are owed
+--   run: job user class attempt charged tries yields arrival deadline inflight terms replica
+
+-- Of class i: names[wanted + i]; its jobs b[6 + i], '0': none; below the top b[6 + n - top + i] owed.
+local wanted = #names - 4 * n + top
+local b = redis.call('HMGET', board, 'v:' .. group, 'owner', 'term', 'deadline', 'hold', 'bytes',
+  unpack(names, wanted + 2 * n + 1))
+if b[2] ~= owner or b[3] - term ~= 0 or b[4] - now_ms <= 0 then return {'stale'} end
+if b[5] - now_ms > 0 then return {'held', string.format('%.0f', b[5] - now_ms)} end
+local part, rivals, owe, due, choose, first_jobs = false, false, nil, nil, nil, nil
 for i = 1, n do
-  local at = wanted + i
-  local name, how, field, one = names[at], names[at + n], names[at + 3 * n], every[#every]
-  if not one or one.field ~= field then
-    one = {field = field, owed = tonumber(l[8 + n + i] or 0), jobs = 0}
-    every[#every + 1] = one
+  local how = names[wanted + n + i]
+  b[6 + i], part = b[6 + i] or '0', part or how == '0'
+  -- Of groups of which none waits and none is owed nothing has to be known.
+  if how == '-' and (b[6 + i] ~= '0' or i > top and (b[6 + n - top + i] or 0) + 0 > 0) then
+    rivals = true
   end
-  local jobs = tonumber(l[8 + i] or 0)
-  one.jobs = one.jobs + jobs
-  local class = {name = name, backlog = backlog_prefix .. name, jobs = jobs, group = one}
-  classes[i] = class
-  if how ~= '-' then members[#members + 1] = class end
-  if how == '1' then may[#may + 1] = class end
 end
+if rivals then owe, due = floors(b, wanted, floor) end
+if lookahead > 0 then choose, first_jobs = looks() end
 
 -- A level of the order, as `levels` makes them; a backlog of the group counts while jobs wait there.
-local counter = counter_prefix .. group
 local function level(class, name, before, at, down)
-  local out = {class.backlog .. down, name = name, at = at, counter = counter .. down,
-               before = before}
-  for _, other in ipairs(members) do
-    if other ~= class and other.jobs > 0 then out[#out + 1] = other.backlog .. down end
+  local out = {key_prefix .. 'backlog:' .. names[wanted + class] .. down, name = name, at = at,
+    counter = key_prefix .. 'counter:' .. group .. down, before = before}
+  for i = 1, n do
+    if i ~= class and b[6 + i] ~= '0' and names[wanted + n + i] ~= '-' then
+      out[#out + 1] = key_prefix .. 'backlog:' .. names[wanted + i] .. down
+    end
   end
   return out
 end
 
--- The job leaves its lane, of which it is the last unless `more`.
-local function take(class, lane, job, at, size, more, charge)
+local out, popped, looked, bytes, gone, less, v = {''}, 0, 0, 0, nil, {}, nil
+while popped < wanted and looked < batch and bytes < bytes_max do
+  looked = looked + 1
+  local idle = popped >= anyone
+  local first, class, user, own = next_turn(b, wanted, idle, false)
+  if not first then break end
+  local name, key = names[wanted + class], own and string.match(user, '^[^:]*:')
+  local at = {level(class, key or user, first, group, '')}
+  if own then at[2] = level(class, user, own, group .. ':' .. key, ':' .. string.sub(key, 1, -2)) end
+  local lane = key_prefix .. 'lane:' .. name .. ':' .. user
+  local heads = redis.call('ZRANGE', lane, '0', lookahead > 1 and lookahead or '1')
+  local job = heads[1]
+  if liked ~= '' then job = choose(heads) end
+  local record, body = key_prefix .. 'job:' .. (job or ''), key_prefix .. 'body:' .. (job or '')
+  local r = job and redis.call('HMGET', record, 'state', 'terms', 'size', 'replica', 'arrival',
+    'deadline', 'tries')
+  local size, cost, charge, data = 0, 0, 0, nil
+  if job and r[1] == 'waiting' then
+    if idle or part then first = next_turn(b, wanted, false, true) or first end
+    local weight, fixed, unit, square, most = string.match(r[2], '^(%S+) (%S+) (%S+) (%S+) (%S+)')
+    local x = math.min(redis.call('HGET', ewma, user) or start, most)
+    cost, data, size = fixed + unit * x + square * x * x, redis.call('GET', body) or '', r[3]
+    charge = cost / weight
+  elseif job then
+    -- One missing record must not wedge the class; an empty lane has no place in the order.
+    size = redis.call('STRLEN', body)
+    local meta = size > 0 and string.match(redis.call('GETRANGE', body, 0, 9), '^%d+')
+    if meta then size = size - #meta - 1 - meta end
+    if r[1] ~= 'running' then redis.call('DEL', body) end
+  end
   if job then
     redis.call('ZREM', lane, job)
     redis.call('ZREM', deadlines, job)
-    wait_of(waiting, class.name, at, -1, 0 - size)
-    class.jobs, class.group.jobs, class.less = class.jobs - 1, class.group.jobs - 1, true
+    wait_of(waiting, name, at, '-1', size + 0 > 0 and '-' .. size or '0')
+    local jobs = b[6 + class] - 1
+    b[6 + class], less[class] = jobs > 0 and jobs or '0', true
   end
-  left(at, more, charge)
-end
-
-local out, looked, bytes, gone, v = {'popped', 0, 0}, 0, 0, nil, nil
-while #out - 3 < wanted and looked < batch and bytes < bytes_max do
-  looked = looked + 1
-  local idle = #out - 3 >= anyone
-  local first, class, user, own = next_turn(may, idle)
-  if not first then break end
-  local lane = lane_prefix .. class.name .. ':' .. user
-  local heads = redis.call('ZRANGE', lane, 0, math.max(1, lookahead))
-  local job, at = liked == '' and heads[1] or choose(heads), nil
-  if own then
-    local key = string.match(user, '^[^:]*')
-    at = {level(class, key .. ':', first, group, ''),
-          level(class, user, own, group .. ':' .. key .. ':', ':' .. key)}
-  else
-    at = {level(class, user, first, group, '')}
-  end
-  local record, body = job_prefix .. (job or ''), body_prefix .. (job or '')
-  local r = job and redis.call('HMGET', record, 'state', 'terms', 'size', 'replica', 'arrival',
-    'deadline', 'attempt', 'floor', 'tries', 'yields')
-  if not job or r[1] ~= 'waiting' then
-    -- One missing record must not wedge the class; an empty lane has no place in the order.
-    local size = job and redis.call('STRLEN', body) or 0
-    if size > 0 then
-      local meta = string.match(redis.call('GETRANGE', body, 0, 9), '^%d+')
-      size = size - #meta - 1 - meta
-    end
-    take(class, lane, job, at, size, #heads > 1, 0)
-    gone = (gone or 0) + size
-    if job and r[1] ~= 'running' then redis.call('DEL', body) end
-  else
-    if idle or #may < #members then first = next_turn(members, false) or first end
-    local weight, fixed, unit, square, most = string.match(r[2], '^(%S+) (%S+) (%S+) (%S+) (%S+)')
-    local x = math.min(redis.call('HGET', ewma, user) or start, most)
-    local cost, data = fixed + unit * x + square * x * x, redis.call('GET', body) or ''
-    local charge = cost / weight
-    take(class, lane, job, at, r[3], #heads > 1, charge)
+  left(at, #heads > 1, charge)
+  gone = (gone or 0) + size
+  if data then
     -- Who goes before its turn, to a place that is not for all, takes V no further than `first`,
     -- whose turn it is.
-    v = follow(at[1], math.floor(math.min(at[1].before, first)), known) or v
+    v = follow(at[1], math.floor(math.min(at[1].before, first)), b) or v
     if own then
-      local field = at[2].at
-      local theirs = redis.call('HMGET', board, 'v:' .. field, 'back:' .. field, field)
-      local new = follow(at[2], math.floor(own), theirs)
-      if new then redis.call('HSET', board, 'v:' .. field, new) end
+      local field = 'v:' .. at[2].at
+      local new = follow(at[2], math.floor(own), {redis.call('HGET', board, field)})
+      if new then redis.call('HSET', board, field, new) end
     end
-    owe(every, class.group, floor, cost)
+    if rivals then owe(class, cost) end
     local charged = string.format('%.17g', charge)
-    local attempt = int(math.max((r[7] or 0) + 1, r[8] or 0, now_ms))
-    local flying = fly(inflight, at, 1)
-    redis.call('ZADD', running, int(now_ms + lease_ms), job)
+    -- Only a job that ran before, or that a gateway has seen run, has `tries`.
+    local was = r[7] and redis.call('HMGET', record, 'attempt', 'floor', 'yields') or {}
+    local attempt = string.format('%.0f', math.max((was[1] or 0) + 1, was[2] or 0, now_ms))
+    popped, bytes = popped + 1, bytes + size
+    redis.call('ZADD', running, now_ms + lease_ms, job)
     redis.call('HSET', record, 'state', 'running', 'owner', owner, 'attempt', attempt,
-      'backend', names[#out - 2], 'charged', charged)
-    out[#out + 1] = {job, user, class.name, attempt, charged, r[2], r[4], r[9] or '0', r[5], r[6],
-      flying - 1, data, r[10] or '0'}
-    bytes, gone = bytes + r[3], (gone or 0) + r[3]
+      'backend', names[popped], 'charged', charged)
+    local flying = fly(inflight, at, '1')
+    out[#out + 1] = job .. ' ' .. user .. ' ' .. name .. ' ' .. attempt .. ' ' .. charged .. ' ' ..
+      (r[7] or '0') .. ' ' .. (was[3] or '0') .. ' ' .. r[5] .. ' ' .. r[6] .. ' ' ..
+      (flying == 1 and '0' or flying - 1) .. ' ' .. r[2] .. ' ' .. r[4]
+    out[#out + 1] = data
   end
 end
-local set, left_of = {'bytes', (l[5] or 0) - (gone or 0)}, {}
-for i, class in ipairs(classes) do
-  if class.less then set[#set + 1], set[#set + 2] = 'jobs:' .. class.name, class.jobs end
-  left_of[i] = class.jobs
+local set = {'bytes', (b[6] or 0) - (gone or 0)}
+for i = 1, n do
+  if less[i] then
+    b[6 + i] = string.format('%.0f', b[6 + i])
+    set[#set + 1], set[#set + 2] = names[wanted + 2 * n + i], b[6 + i]
+  end
 end
 if v then set[#set + 1], set[#set + 2] = 'v:' .. group, v end
-out[2], out[3] = left_of, due(every, set)
+out[1] = 'popped ' .. table.concat(b, ' ', 7, 6 + n) .. (rivals and due(set) or '')
 if gone then redis.call('HSET', board, unpack(set)) end
-if lookahead > 0 then out[#out + 1] = first_jobs(out) end
+if first_jobs then
+  out[#out + 1] = first_jobs(out)
+elseif popped == 1 and bytes < 8192 then
+  return out[1] .. '\n' .. out[2] .. '\n' .. out[3]
+end
 return out

@@ -69,19 +69,19 @@ MUTANTS = [
     Mutant(
         "an empty lane keeps its place in the order",
         "pop",
-        "left(at, more, charge)",
+        "left(at, #heads > 1, charge)",
         "left(at, true, charge)",
     ),
     Mutant(
         "a missing record wedges the class",
         "pop",
-        "if not job or r[1] ~= 'waiting' then",
-        "if not job then",
+        "if job and r[1] == 'waiting' then",
+        "if job then",
     ),
     Mutant("a job is passed for ever", "lib/ahead", ">= lookahead then break", ">= 99 then break"),
     Mutant("who is passed is not told", "lib/ahead", "'passed', 1)", "'passed', 0)"),
     Mutant("a lost record is passed", "lib/ahead", "if r[1] ~= 'waiting' then break end", ""),
-    Mutant("one more is looked at", "pop", "math.max(1, lookahead)", "1 + lookahead"),
+    Mutant("one more is looked at", "pop", "lookahead > 1 and lookahead or '1'", "1 + lookahead"),
     Mutant("weight is forgotten", "pop", "cost / weight", "cost"),
     Mutant("the cap on output is forgotten", "pop", "or start, most)", "or start, 1e9)"),
     Mutant(
@@ -106,7 +106,7 @@ MUTANTS = [
     Mutant(
         "a charge counts in one class of the group alone",
         "lib/order",
-        "  for i = k + 1, #level do redis.call('ZADD', level[i], 'XX', score, level.name) end\n",
+        "  for i = k + 1, #level do redis.call('ZADD', level[i], 'XX', c, level.name) end\n",
         "",
     ),
     Mutant(
@@ -163,7 +163,7 @@ MUTANTS = [
         "math.min(at[1].before, first)",
         "at[1].before",
     ),
-    Mutant("places for anyone are for the idle", "pop", "#out - 3 >= anyone", "true"),
+    Mutant("places for anyone are for the idle", "pop", "popped >= anyone", "true"),
     Mutant(
         "another name of a busy key counts as idle",
         "lib/counts",
@@ -191,7 +191,7 @@ MUTANTS = [
     Mutant(
         "what is owed is saved up",
         "lib/floor",
-        "      one.owed = 0\n",
+        "        one.owed = 0\n",
         "",
     ),
     Mutant(
@@ -245,8 +245,8 @@ MUTANTS = [
         "",
     ),
     # fencing
-    Mutant("a stale term pops", "pop", "or tonumber(l[2]) ~= term ", ""),
-    Mutant("a lapsed lease of the leader pops", "pop", " or tonumber(l[3]) <= now_ms", ""),
+    Mutant("a stale term pops", "pop", "or b[3] - term ~= 0 ", ""),
+    Mutant("a lapsed lease of the leader pops", "pop", " or b[4] - now_ms <= 0", ""),
     Mutant(
         "an old attempt settles",
         "settle",
@@ -279,7 +279,8 @@ MUTANTS = [
     Mutant("an old attempt starts", "start", " or tonumber(r[3]) ~= attempt", ""),
     Mutant("an old attempt renews", "renew", " or r[3] ~= attempt", ""),
     Mutant("an orphan keeps its attempt", "settle", "math.max(attempt + 1, now_ms)", "attempt"),
-    Mutant("the floor of attempts is ignored", "pop", ", r[8] or 0, now_ms", ", now_ms"),
+    Mutant("a floor of attempts is not told of", "enqueue", "floor), 'tries', '0')", "floor))"),
+    Mutant("the floor of attempts is ignored", "pop", ", was[2] or 0, now_ms", ", now_ms"),
     Mutant(
         "a run that was requeued is restored",
         "assert",
@@ -327,7 +328,7 @@ MUTANTS = [
     ),
     Mutant("requeue repeats a started run", "requeue", "if r[11] == '1' and", "if false and"),
     Mutant("yields are not counted", "requeue", "if yields == 1 then", "if false then"),
-    Mutant("what yields is a secret", "pop", "r[10] or '0'", "'0'"),
+    Mutant("what yields is a secret", "pop", "was[3] or '0'", "'0'"),
     Mutant("tries are not counted", "requeue", " or 0) + try))", " or 0)))"),
     Mutant("a gap in a log is not seen", "lib/tell", "have == first and", "have and"),
     Mutant("an entry is put into a log twice", "append", "if fit == 'next' then", "if fit then"),

@@ -98,6 +98,32 @@ async def test_the_locals_are_there_in_the_script(broker: Broker) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("count", [2, 999, 9_000])
+async def test_the_rest_is_as_long_as_it_is(broker: Broker, count: int) -> None:
+    """Lua unpacks no more than some 8,000 values at once."""
+    words = [str(n) for n in range(count)]
+    source = SOURCE.replace("\nreturn", "\ndo return words end\nlocal r =")
+    reply = await run(broker, source, slots(words=words))
+    assert reply == [word.encode() for word in words]
+
+
+def test_of_a_library_come_the_functions_that_are_called() -> None:
+    library = """-- own: words
+local function inner() return 'inner' end
+local function one() return 1 end
+local function deep() return 1 end
+"""
+    library = library.replace(" end\n", "\nend\n")
+    library = library.replace("deep() return", "deep() return inner() ..")
+    source = SOURCE.replace("--\n", "-- USES own\n", 1) + "local x = deep()\n"
+    head = parse("echo", source, {"own": library}).text.splitlines()[0]
+    assert "function inner()" in head
+    assert "function deep()" in head
+    assert "one()" not in head
+    gone = parse("echo", source.replace("deep()", "'deep'"), {"own": library}).text
+    assert "function" not in gone, "nothing calls what calls it"
+
+
 @pytest.mark.parametrize(
     "value",
     [0, -5, 1_790_000_000_000_123, 2**53, 1e21, 0.1 + 0.2, 1.0, 5e-324, 1.7e308, -0.0, 1 / 3],

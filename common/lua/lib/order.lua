@@ -29,18 +29,16 @@ end
 
 -- Give it this counter, from backlog `k` on wherever it stands: one user has one in a group.
 local function move(level, c, k)
-  local score = string.format('%.17g', c)
-  if not k then return redis.call('HSET', level.counter, level.name, score) end
-  redis.call('ZADD', level[k], score, level.name)
-  for i = k + 1, #level do redis.call('ZADD', level[i], 'XX', score, level.name) end
+  if not k then return redis.call('HSET', level.counter, level.name, c) end
+  redis.call('ZADD', level[k], c, level.name)
+  for i = k + 1, #level do redis.call('ZADD', level[i], 'XX', c, level.name) end
 end
 
 -- Stand in the backlog of the job's class, with this counter.
 local function enter(level, c)
-  local score = string.format('%.17g', c)
   redis.call('HDEL', level.counter, level.name)
-  redis.call('ZADD', level[1], score, level.name)
-  for i = 2, #level do redis.call('ZADD', level[i], 'XX', score, level.name) end
+  redis.call('ZADD', level[1], c, level.name)
+  for i = 2, #level do redis.call('ZADD', level[i], 'XX', c, level.name) end
 end
 
 -- A job left its lane and costs `amount`: the user stands there on only while others wait, its key
