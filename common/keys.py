@@ -159,7 +159,7 @@ class ModelKeys:
         self.top = len(GROUPS[policy][0][1])
         """How many classes the highest group has, which is never owed anything."""
         self.tallies = _tallies(policy)
-        """Fields of the board: of each class its jobs; of each below `top` what its group is due."""
+        """Fields of the board: of each class its jobs; of any below `top` what its group is due."""
 
     @property
     def ended_prefix(self) -> str:
