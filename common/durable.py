@@ -230,6 +230,11 @@ class Durable:
                 )
         return "unknown" if word == "early" else word
 
+    async def kept(self, owner: str) -> int:
+        """How many jobs a user (its path) has, counting some that have expired. Raises
+        BrokerError."""
+        return int(await self._broker.command("ZCARD", keys.JOBS_OF + owner))
+
     async def drop(self, about: About) -> None:
         """Forget a job that has ended, its answer too. Raises BrokerError; may be repeated."""
         await self._queue_of(about.model).forget([about.id])

@@ -10,6 +10,8 @@ from common.setting_types import Seconds
 
 TTL_S_MIN, TTL_S_MAX = 60, 30 * 86_400
 """How long an answer may be kept after its job's end."""
+KEPT_MAX = 10_000
+"""So many jobs of a user can be listed."""
 _PREFIX = "whsec_"
 _KEY_BYTES = range(24, 65)
 
@@ -22,6 +24,8 @@ class JobSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     connection for it."""
     job_ttl_s: Annotated[int, msgspec.Meta(ge=TTL_S_MIN, le=TTL_S_MAX)] = 86_400
     """A durable job's answer is kept so long after its end where the job does not say."""
+    user_kept_max: Annotated[int, msgspec.Meta(ge=1, le=KEPT_MAX)] = 2_000
+    """Most durable jobs of one user, waiting, running, or with an answer that is kept."""
     webhook_secret: str | None = None
     """`whsec_` and 24 to 64 bytes in base64, which sign the webhooks of keys without a secret of
     their own. Where there is none, jobs with a webhook are refused."""

@@ -29,7 +29,7 @@ log = logging.getLogger("fairlane.gateway")
 _READS = ("GET", "HEAD")
 _CORS_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 _Route = tuple[str, tuple[str, ...], Handler]
-_CORS_EXPOSED = ("X-Fairlane-Job", "X-Fairlane-Queue-Ms", "Retry-After")
+_CORS_EXPOSED = ("X-Fairlane-Job", "X-Fairlane-Queue-Ms", "Retry-After", "Location")
 
 
 class Endpoint:

@@ -116,8 +116,8 @@ def _instructions(top: Top) -> str | None:
     """The beginning of the first system or developer message; of the first message of all where
     there is none, for some front ends put what they ask for there."""
     raw = present(top, "messages")
-    if raw is None:
-        return None
+    if raw is None:  # of a response
+        return _beginning(present(top, "instructions") or _NOTHING)
     try:
         messages = _messages.decode(raw)
     except _MALFORMED:

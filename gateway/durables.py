@@ -12,7 +12,14 @@ import msgspec
 from common.broker import Broker
 from common.durable import About, Durable, Status, Submitted, keyed_id
 from common.errors import BrokerDown, BrokerError, BrokerUncertain, WireError
-from common.intake.answers import RETRY_S_MIN, Answer, Refusal, bad_request, unavailable
+from common.intake.answers import (
+    RETRY_S_MAX,
+    RETRY_S_MIN,
+    Answer,
+    Refusal,
+    bad_request,
+    unavailable,
+)
 from common.intake.job import job_id
 from common.intake.models import Models
 from common.intake.queues import Queues
@@ -21,6 +28,7 @@ from common.log import Live
 from common.settings import GatewaySettings
 from gateway.eta import Eta
 from gateway.intake import Accepted, Intake
+from gateway.metrics import GatewayMetrics
 from gateway.submit import AGAIN_S, ENQUEUE_S, ENQUEUE_TRIES, LARGE_BYTES, LARGE_S, Desk
 
 log = logging.getLogger("fairlane.gateway")
@@ -41,6 +49,15 @@ CONFLICT = Answer(
     param="idempotency_key",
     code="idempotency_key_reused",
 )
+FULL = Answer(
+    status=429,
+    message="Too many of your jobs are kept: delete some, or wait until they expire.",
+    type="rate_limit_error",
+    code="too_many_jobs",
+    retry_after_s=RETRY_S_MAX,
+)
+SWEPT = 100
+"""So many of a user's oldest jobs are looked at for expired ones, where they are too many."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -71,7 +88,7 @@ class Durables:
 
     def __init__(
         self, broker: Broker, settings: GatewaySettings, intake: Intake, models: Models,
-        queues: Queues, eta: Eta, desk: Desk,
+        queues: Queues, eta: Eta, desk: Desk, metrics: GatewayMetrics,
     ) -> None:  # fmt: skip
         self.queues = queues
         self.live = Live(broker)
@@ -82,6 +99,7 @@ class Durables:
         self._models = models
         self._eta = eta
         self._desk = desk
+        self._metrics = metrics
         self._large = asyncio.Lock()
 
     async def submit(self, a: Accepted, body: bytes, wanted: Wanted) -> About:
@@ -95,6 +113,8 @@ class Durables:
         )  # fmt: skip
         limits = self._intake.limits(a)
         with outages():
+            if not (wanted.key and await self.jobs.find(new.id)):
+                await self._room(owner)
             about = About(
                 id=new.id, model=a.model.name, user=a.who.user, sub=a.who.sub, cls=a.cls,
                 path=a.row.path, stream=a.stream, created_ms=await self._broker.now_ms(),
@@ -107,7 +127,17 @@ class Durables:
             raise Refusal(CONFLICT)
         if word not in ("queued", "known"):
             raise self._desk.refused(word, a.model.name, a.cls, owner, limits)
+        if word == "queued":
+            self._metrics.job(wanted.kind)
         return about
+
+    async def _room(self, owner: str) -> None:
+        """Raises Refusal (429) for a user who has as many jobs as may be kept."""
+        most = self._settings.user_kept_max
+        if await self.jobs.kept(owner) >= most:
+            await self.jobs.own(owner, limit=SWEPT, order="asc")  # the expired leave the list
+            if await self.jobs.kept(owner) >= most:
+                raise Refusal(FULL)
 
     async def find(self, owner: str, id: str, missing: Answer, *kinds: str) -> About:
         """A user's job of one of these kinds. Raises Refusal (`missing`) for one that is another's

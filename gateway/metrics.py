@@ -42,6 +42,10 @@ class GatewayMetrics:
             "fairlane_gateway_followers", "Streams of durable jobs being followed",
             registry=registry,
         )  # fmt: skip
+        self._jobs = Counter(
+            "fairlane_gateway_jobs", "Durable jobs that were put on the queue", ("kind",),
+            registry=registry,
+        )  # fmt: skip
         self._webhooks = Counter(
             "fairlane_gateway_webhooks", "Webhooks that were sent, by what came of it",
             ("outcome",), registry=registry,
@@ -80,6 +84,10 @@ class GatewayMetrics:
     def followers(self, number: Callable[[], float]) -> None:
         """Whom to ask, at each scrape, for the streams of durable jobs that are followed."""
         self._followers.set_function(number)
+
+    def job(self, kind: str) -> None:
+        """A durable job was put on the queue: a `job` or a `response`."""
+        self._jobs.labels(kind).inc()
 
     def webhook(self, outcome: str) -> None:
         """One try of a webhook: `delivered`, `refused`, or `given_up`."""

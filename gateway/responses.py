@@ -17,7 +17,7 @@ from gateway.events import Cutter, Event
 
 PREFIX = "resp_"
 ECHO_BYTES_MAX = 16 << 10
-"""A field of the request that is larger is not shown before the engine shows it."""
+"""So much of a request is shown before the engine shows it; larger fields are left out."""
 ECHOED = (
     "instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls",
     "previous_response_id", "prompt", "reasoning", "service_tier", "store", "temperature", "text",
@@ -67,8 +67,14 @@ def digest(top: Top) -> str:
 
 def echo(top: Top) -> bytes:
     """What is shown of a request while the engine has not answered: JSON."""
-    found = {name: raw for name in ECHOED if (raw := present(top, name)) is not None}
-    return msgspec.json.encode({n: r for n, r in found.items() if len(r) <= ECHO_BYTES_MAX})
+    found: Top = {}
+    left = ECHO_BYTES_MAX
+    for name in ECHOED:
+        raw = present(top, name)
+        if raw is not None and len(raw) <= left:
+            found[name] = raw
+            left -= len(raw)
+    return msgspec.json.encode(found)
 
 
 def shown(status: Status, result: Result | None) -> dict[str, object]:

@@ -81,7 +81,7 @@ class Gateway:
         self._files_api = FilesApi(keys, self.files, store.files_max_bytes)
         admin = Admin(broker, keys)
         self._durables = durables = Durables(
-            broker, gateway, intake, self.models, queues, eta, self.desk
+            broker, gateway, intake, self.models, queues, eta, self.desk, metrics
         )
         self.follow = Follow(durables, gateway.comment_every_s)
         metrics.followers(lambda: self.follow.open)

@@ -134,3 +134,11 @@ def test_of_several_rules_the_lowest_that_fits_counts() -> None:
     assert demoted("interactive", rules, [(b"x-a", b"")], body) == "batch"
     assert demoted("batch", rules, [(b"x-a", b"")], body) == "batch"
     assert demoted("interactive", (), [(b"x-a", b"")], body) == "interactive"
+
+
+def test_of_a_response_its_instructions_are_searched() -> None:
+    rules = compiled([BackgroundRule(system="^### Task:")])
+    for text, cls in (("### Task: a title", "batch"), ("Be kind.", "standard")):
+        top = read_top(json.dumps({"model": "m", "input": "x", "instructions": text}).encode())
+        assert demoted("standard", rules, [], top) == cls
+    assert demoted("standard", rules, [], read_top(b'{"input":"### Task:"}')) == "standard"
