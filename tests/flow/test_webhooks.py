@@ -206,3 +206,16 @@ async def test_a_job_that_was_deleted_first(monkeypatch: pytest.MonkeyPatch) -> 
         assert (await a.ask("DELETE", f"/v1/jobs/{id}")).json["deleted"]
         await pass_time(400)
         assert len(hooks.posts) == 1 and await left(a) == []
+
+
+async def test_one_that_was_taken_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a gateway that was slow puts a job among those that are due once more."""
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        hooks = Hooks()
+        a = await Site(w, "a", KEYS, hooks, webhook_secret=SECRET).start()
+        id = await submit(a)
+        await wait_until(lambda: hooks.posts, timeout=30, what="sent")
+        await pass_time(3)
+        await a.process.broker.command("ZADD", keys.WEBHOOKS, "NX", 0, id)
+        await pass_time(5)
+        assert len(hooks.posts) == 1 and await left(a) == []

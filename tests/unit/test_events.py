@@ -102,6 +102,16 @@ def test_a_log_whose_end_was_written_again_in_other_entries() -> None:
         assert [data for _, data in again.read(parse(id))[0]] == events[at + 1 :]
 
 
+def test_an_attempt_that_broke_off_within_an_event_leaves_nothing() -> None:
+    log = Log()
+    log.begin(1)
+    log.data(b"data: a\n\n", b"data: b", more=[False, True])
+    log.begin(2)
+    log.data(b"data: c\n\n")
+    found = [data for _, data in log.read()[0]]
+    assert found[-1] == b"data: c\n\n" and found[0] == b"data: a\n\n" and len(found) == 3
+
+
 def test_a_line_end_that_is_cut_in_two() -> None:
     log = Log()
     log.begin(1)

@@ -49,6 +49,17 @@ def error_of(step: Step) -> Any:
 # --- streams
 
 
+def test_a_response_that_fails_and_one_that_is_whole() -> None:
+    whole = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
+    failed = Delivery("job-1", lambda: 7, "responses")
+    step = take(failed, head(), data(A), end(Outcome.LOST))
+    assert step.last and step.data.startswith(A + b"event: response.failed\n")
+    assert b"[DONE]" not in step.data
+    done = Delivery("job-1", lambda: 7, "responses")
+    assert take(done, head(), data(whole[:-9])).data == whole[:-9]
+    assert take(done, data(whole[-9:]), end(Outcome.LOST)).data == whole[-9:]
+
+
 def test_a_stream_that_comes_at_once() -> None:
     step = take(delivery(), head(), data(A), data(DONE), end())
     assert (step.status, step.data, step.last, step.taken) == (200, A + DONE, True, len(A + DONE))

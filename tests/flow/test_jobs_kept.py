@@ -1,0 +1,87 @@
+"""Whose durable jobs are, how many are kept, and that none of an answer is left out."""
+
+from typing import Any
+
+import pytest
+
+from common import keys
+from common.durable import About, Status
+from common.key_settings import KeySettings
+from tests.flow.http import ALICE, BOB, Site, events, job
+from tests.flow.test_jobs import ended, engine
+from tests.flow.world import world
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_people_of_a_key_have_jobs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = KeySettings(secret=ALICE, user="webui", user_from=["header:X-User", "body:user"])
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        a = await Site(w, "a", [many]).start()
+        ids = {}
+        for name in ("ann", "ben"):
+            made = await a.ask("POST", "/v1/jobs", job(3), headers={"x-user": name})
+            ids[name] = made.json["id"]
+        made = await a.ask("POST", "/v1/jobs", job(3, user="cai"))
+        ids["cai"] = made.json["id"]
+        inside = job(3)
+        inside["body"]["user"] = "dan"
+        ids["dan"] = (await a.ask("POST", "/v1/jobs", inside)).json["id"]
+        for name, id in ids.items():
+            mine = [
+                await a.ask("GET", f"/v1/jobs/{id}", headers={"x-user": name}),
+                await a.ask("GET", f"/v1/jobs/{id}?user={name}"),
+            ]
+            assert [e.status for e in mine] == [200, 200], name
+            others = [
+                await a.ask("GET", f"/v1/jobs/{id}"),
+                await a.ask("GET", f"/v1/jobs/{id}?user=eve"),
+                await a.ask("DELETE", f"/v1/jobs/{id}", headers={"x-user": "eve"}),
+                await a.ask("GET", f"/v1/jobs/{id}?user={name}", headers={"x-user": "eve"}),
+            ]
+            assert {e.status for e in others} == {404}
+            listed = (await a.ask("GET", f"/v1/jobs?user={name}")).json["data"]
+            assert [j["id"] for j in listed] == [id]
+
+
+async def test_so_many_are_kept_for_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        a = await Site(w, "a", user_kept_max=3).start()
+        ids = [(await a.ask("POST", "/v1/jobs", job(3))).json["id"] for _ in range(3)]
+        full = await a.ask("POST", "/v1/jobs", job(3))
+        assert (full.status, full.json["error"]["code"]) == (429, "too_many_jobs")
+        assert full.headers["retry-after"]
+        assert (await a.ask("POST", "/v1/jobs", job(3), key=BOB)).status == 202
+        await ended(a, ids[0])
+        await a.ask("DELETE", f"/v1/jobs/{ids[0]}")
+        assert (await a.ask("POST", "/v1/jobs", job(3))).status == 202
+        assert (await a.ask("POST", "/v1/jobs", job(3))).status == 429
+        await a.process.broker.command("DEL", keys.JOBS + ids[1])  # as if it had expired
+        assert (await a.ask("POST", "/v1/jobs", job(3))).status == 202
+
+
+async def test_an_end_that_comes_while_a_reader_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log was silent when it was read, and its job has ended when that is looked at."""
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        a = await Site(w, "a").start()
+        id = (await a.ask("POST", "/v1/jobs", job(200))).json["id"]
+        jobs = a.gateway._durables.jobs
+        status = jobs.status
+        looked = 0
+
+        async def late(about: About) -> Status:
+            nonlocal looked
+
+            async def over() -> Any:
+                found = await status(about)
+                return found if found.over else None
+
+            looked += 1
+            if looked == 1:  # before anything is sent
+                return await status(about)
+            return await wait_until(over, timeout=60)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(jobs, "status", late)
+        told = events((await a.ask("GET", f"/v1/jobs/{id}/events")).body)
+        assert looked >= 2 and b"event: result\n" in told and b"event: end\n" in told
