@@ -1,16 +1,20 @@
 """Durable jobs over real gateways, by the official client and by plain HTTP."""
 
 import contextlib
+import http.server
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import openai
 import pytest
 
+from common.job_settings import webhook_key
+from gateway.webhook import signed
 from sim.settings import EngineSettings
 from tests.support.fleet import KEY, Fleet
 from tests.support.redis_server import RedisServer
@@ -18,6 +22,7 @@ from tests.support.wait import wait_until_sync
 
 pytestmark = pytest.mark.processes
 ENGINE = EngineSettings(max_num_seqs=8, step_ms=10.0)
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     server = RedisServer()
     server.start()
     try:
-        with Fleet(folder, server, models=["m1"], engine=ENGINE, users=["alice", "bob"]) as f:
+        with Fleet(
+            folder, server, models=["m1"], engine=ENGINE, users=["alice", "bob"],
+            more=f'[gateway]\nwebhook_private = true\nwebhook_secret = "{SECRET}"',
+        ) as f:  # fmt: skip
             yield f
     finally:
         server.close()
@@ -170,3 +178,50 @@ def test_three_readers_on_three_replicas(fleet: Fleet) -> None:
     assert whole.count(b'"content":') >= 600 and b"event: end\n" in whole
     assert slow.events() == late.events() == whole
     assert cut.events() + resumed.events() == whole
+
+
+class Hook(http.server.BaseHTTPRequestHandler):
+    """Notes the webhooks that it takes."""
+
+    got: ClassVar[list[tuple[bytes, dict[str, str]]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.got.append((body, {k.lower(): v for k, v in self.headers.items()}))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_a_webhook_of_a_job_whose_gateway_is_killed(fleet: Fleet) -> None:
+    fleet.heal()
+    Hook.got.clear()
+    body = {
+        "model": "m1", "messages": [{"role": "user", "content": "x"}], "max_tokens": 100,
+        "ignore_eos": True,
+    }  # fmt: skip
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        url = f"http://127.0.0.1:{server.server_port}/hook"
+        asked = {"path": "/v1/chat/completions", "body": body, "webhook": url}
+        head = {"authorization": f"Bearer {KEY}alice"}
+        made = httpx.post(
+            f"{fleet.gateways[0].url}/v1/jobs", json=asked, headers=head, trust_env=False
+        )
+        assert made.status_code == 202, made.text
+        fleet.gateways[0].kill()
+        wait_until_sync(lambda: Hook.got, timeout=30, what="the webhook")
+        server.shutdown()
+        serving.join(10)
+    sent, headers = Hook.got[0]
+    at = int(headers["webhook-timestamp"])
+    assert {k: headers[k] for k in headers if k.startswith("webhook-")} == signed(
+        f"msg_{made.json()['id']}", at, sent, [webhook_key(SECRET)]
+    )
+    assert json.loads(sent)["type"] == "job.completed" and len(Hook.got) == 1
+    logs = "".join(role.log() for role in fleet.gateways)
+    assert SECRET not in logs and SECRET.removeprefix("whsec_") not in logs
+    fleet.heal()
