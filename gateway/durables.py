@@ -24,7 +24,7 @@ from common.intake.job import job_id
 from common.intake.models import Models
 from common.intake.queues import Queues
 from common.keys import path
-from common.log import Live
+from common.log import Live, TooManyFollowersError
 from common.settings import GatewaySettings
 from gateway.eta import Eta
 from gateway.intake import Accepted, Intake
@@ -175,12 +175,12 @@ class Durables:
         if word != "flagged" or status.over:
             return status
         k = self.queues.of(about.model).keys
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, TooManyFollowersError):
             async with asyncio.timeout(CANCEL_S):
                 with self.live.watching(k, about.id) as grown:
                     while not (status := await self.jobs.status(about)).over:
-                        grown.clear()
                         await grown.wait()
+                        grown.clear()
         return status
 
     async def _patiently(

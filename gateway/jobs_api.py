@@ -1,5 +1,7 @@
 """`/v1/jobs`: requests put on the queue, to be come back to."""
 
+import asyncio
+
 import msgspec
 
 from common import log as logs
@@ -105,7 +107,7 @@ class JobsApi:
             found, more = await self._durables.jobs.own(
                 owner, after=asked.get("after", ""), limit=most, order=by
             )
-            stand = [await self._durables.jobs.status(about) for about in found]
+            stand = await asyncio.gather(*map(self._durables.jobs.status, found))
         places = await self._durables.standings([s.about for s in stand if s.state == "queued"])
         data = [jobs.shown(s, places.get(s.about.id, NOWHERE)) for s in stand]
         first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
