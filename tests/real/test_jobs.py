@@ -5,6 +5,7 @@ import http.server
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -142,18 +143,44 @@ class Reader(threading.Thread):
         return re.sub(rb"(?m)^:.*\n\n", b"", whole)
 
 
+def streamed(fleet: Fleet, tokens: int) -> str:
+    """Submits a stream of so many tokens; the path of its events."""
+    body = {
+        "model": "m1", "messages": [{"role": "user", "content": "x"}], "stream": True,
+        "max_tokens": tokens, "ignore_eos": True,
+    }  # fmt: skip
+    made = httpx.post(
+        f"{fleet.gateways[0].url}/v1/jobs", headers={"authorization": f"Bearer {KEY}alice"},
+        json={"path": "/v1/chat/completions", "body": body}, trust_env=False,
+    )  # fmt: skip
+    assert made.status_code == 202, made.text
+    return f"/v1/jobs/{made.json()['id']}/events"
+
+
+def test_readers_elsewhere_cost_nothing(fleet: Fleet) -> None:
+    fleet.heal()
+    urls, took = [g.url for g in fleet.gateways], list[float]()
+    for others in (0, 30):
+        begun = time.perf_counter()
+        path = streamed(fleet, 300)
+        plain = Reader(urls[0], path)
+        joined = [Reader(urls[1 + n % 2], path) for n in range(others)]
+        for reader in (plain, *joined):
+            reader.start()
+        plain.join(60)
+        took.append(time.perf_counter() - begun)
+        for reader in joined:
+            reader.join(60)
+            assert reader.events() == plain.events()
+        assert b"event: end\n" in plain.events()
+    print(f"300 tokens: {took[0]:.2f} s read by one, {took[1]:.2f} s with thirty more elsewhere")
+    assert took[1] < 1.5 * took[0]
+
+
 def test_three_readers_on_three_replicas(fleet: Fleet) -> None:
     fleet.heal()
     urls = [g.url for g in fleet.gateways]
-    head = {"authorization": f"Bearer {KEY}alice"}
-    body = {
-        "model": "m1", "messages": [{"role": "user", "content": "x"}], "stream": True,
-        "max_tokens": 600, "ignore_eos": True,
-    }  # fmt: skip
-    asked = {"path": "/v1/chat/completions", "body": body}
-    made = httpx.post(f"{urls[0]}/v1/jobs", json=asked, headers=head, trust_env=False)
-    assert made.status_code == 202, made.text
-    path = f"/v1/jobs/{made.json()['id']}/events"
+    path = streamed(fleet, 600)
     plain, slow, cut = (
         Reader(urls[0], path),
         Reader(urls[1], path, slowly=True),
