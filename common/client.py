@@ -29,7 +29,6 @@ from common.client_types import (
     UnknownJobError,
 )
 from common.durable import (
-    TTL_S_MAX,
     About,
     Durable,
     Result,
@@ -46,6 +45,7 @@ from common.intake.models import Models
 from common.intake.policy import Policies
 from common.intake.queues import Queues
 from common.intake.routes import ROWS
+from common.job_settings import TTL_S_MAX
 from common.keys import CLASSES
 from common.log import Live
 from common.settings import Settings

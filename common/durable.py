@@ -19,6 +19,7 @@ from common import keys
 from common import log as logs
 from common.broker import Broker
 from common.errors import BrokerError, WireError
+from common.job_settings import KEPT_MAX, TTL_S_MAX
 from common.jobs import Limits, NewJob
 from common.keys import ModelKeys
 from common.outcomes import Outcome
@@ -26,12 +27,9 @@ from common.queue import Queue
 from common.wire import Cancel, Data, End, Head, Usage, encode_controls
 
 TTL_S = 86_400
-TTL_S_MAX = 30 * 86_400
-"""How long an answer may be kept after the job's end."""
+"""How long an answer is kept after the job's end, where nothing else is said."""
 SPARE_S = 86_400
 """A description outlives the answer it belongs to by this."""
-OWN_MAX = 10_000
-"""Most jobs listed for a user: the newest."""
 RESULT_MAX = 64 << 20
 """The largest answer that is read as a whole."""
 
@@ -283,7 +281,7 @@ class Durable:
             return
         key = keys.JOBS_OF + about.owner
         await self._broker.command("ZADD", key, about.created_ms, about.id)
-        await self._broker.command("ZREMRANGEBYRANK", key, 0, -OWN_MAX - 1)
+        await self._broker.command("ZREMRANGEBYRANK", key, 0, -KEPT_MAX - 1)
         await self._broker.command("PEXPIRE", key, TTL_S_MAX * 1000)
 
     async def _end(self, k: ModelKeys, job: str) -> End | None:

@@ -11,7 +11,7 @@ import httpx
 from common.clock import monotonic
 
 PATIENCE_S = 600.0
-"""How long a command goes on while the gateway, or Redis behind it, does not answer."""
+"""How long what was begun goes on while the gateway, or Redis behind it, does not answer."""
 AGAIN_S_MAX = 10.0
 TIMEOUT = httpx.Timeout(60.0, connect=10.0)
 LATER = (429, 500, 502, 503, 504)
@@ -45,9 +45,9 @@ class Api:
     def __exit__(self, *exc: object) -> None:
         self._http.close()
 
-    def get(self, path: str, **params: Any) -> Any:
-        """Read something: tried again for PATIENCE_S. Raises ApiError."""
-        until, wait = monotonic() + PATIENCE_S, 0.5
+    def get(self, path: str, *, patience_s: float = 0.0, **params: Any) -> Any:
+        """Read something; where there is no answer, again for so long. Raises ApiError."""
+        until, wait = monotonic() + patience_s, 0.5
         while True:
             try:
                 return self._once("GET", path, params=params)

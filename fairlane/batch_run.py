@@ -22,7 +22,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from fairlane.api import Api, ApiError
+from fairlane.api import PATIENCE_S, Api, ApiError
 
 POLL_S = 1.0
 BLOCK = 1 << 20
@@ -141,7 +141,7 @@ class Run:
         with self._progress() as progress:
             bar = progress.add_task("validating", total=lines)
             while True:
-                batch: dict[str, Any] = self._api.get(f"/v1/batches/{id}")
+                batch: dict[str, Any] = self._api.get(f"/v1/batches/{id}", patience_s=PATIENCE_S)
                 counts = batch.get("request_counts") or {}
                 total = counts.get("total") or lines
                 done = counts.get("completed", 0) + counts.get("failed", 0)

@@ -38,11 +38,12 @@ def shown(api: Api, job: str) -> bytes:
 def followed(api: Api, job: str, *, raw: bool, wait: Callable[[float], object]) -> Iterator[bytes]:
     """A job's answer as it comes, taken up where it was whenever the connection breaks: its events
     as they are, or the text in them. Raises ApiError."""
-    last, failed = "", 0
+    last, failed, begun = "", 0, False
     while True:
         try:
             headers = {"last-event-id": last} if last else None
             with api.stream(f"/v1/jobs/{job}/events", headers) as answer:
+                begun = True
                 for event in _events(answer.iter_lines()):
                     failed = 0
                     last = event.get("id", last)
@@ -51,7 +52,7 @@ def followed(api: Api, job: str, *, raw: bool, wait: Callable[[float], object]) 
                     if kind in ("end", "error"):
                         return
         except (httpx.HTTPError, ApiError) as e:
-            again = not isinstance(e, ApiError) or e.status in (0, *LATER)
+            again = begun and (not isinstance(e, ApiError) or e.status in (0, *LATER))
             if not again or failed >= FOLLOW_TRIES:
                 raise ApiError(str(e)) from None
         failed += 1

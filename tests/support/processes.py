@@ -26,7 +26,7 @@ START_S = 40.0
 """A start may take so long on a machine that is busy with other things."""
 END_S = 15.0
 
-_BOUND = re.compile(r" on http://127\.0\.0\.1:(\d+)")
+_BOUND = re.compile(r" (?:on|is up:) http://127\.0\.0\.1:(\d+)")
 _ID = re.compile(r"((?:gateway|dispatcher)-[A-Za-z0-9.-]*-[0-9a-f]{8})")
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 

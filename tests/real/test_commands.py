@@ -1,0 +1,152 @@
+"""The commands that talk to a gateway, as processes against a whole Fairlane in one process."""
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.processes import FAIRLANE, Role, environment
+from tests.support.wait import wait_until_sync
+
+pytestmark = pytest.mark.processes
+DONE_S = 90
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
+    folder = tmp_path_factory.mktemp("up")
+    config = folder / "fairlane.toml"
+    config.write_text(f'[store]\nurl = "file://{folder / "store"}"\n')
+    role = Role("up", ["up", "--port", "0", "--config", str(config)], folder)
+    role.start()
+    try:
+        role.wait_ready("/readyz")
+        yield role
+    finally:
+        role.close()
+
+
+def command(up: Role, *args: str) -> "subprocess.CompletedProcess[str]":
+    env = {**environment(), "FAIRLANE_API_URL": up.url, "COLUMNS": "200"}
+    return subprocess.run(
+        [str(FAIRLANE), *args], env=env, capture_output=True, text=True, timeout=DONE_S
+    )
+
+
+def lines(n: int, **more: object) -> str:
+    return "".join(
+        json.dumps(
+            {
+                "custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions",
+                "body": {
+                    "model": "sim", "max_tokens": 5, **more,
+                    "messages": [{"role": "user", "content": f"{i}"}],
+                },
+            }
+        ) + "\n"
+        for i in range(n)
+    )  # fmt: skip
+
+
+def custom_ids(path: Path) -> list[str]:
+    return sorted(json.loads(line)["custom_id"] for line in path.read_text().splitlines())
+
+
+def test_a_batch_from_file_to_file(up: Role, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(30))
+    done = command(up, "batch", "run", str(source), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert custom_ids(out) == sorted(f"r{i}" for i in range(30))
+    assert "30 of 30 lines answered" in done.stderr
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("out")] == ["out.jsonl"]
+    assert httpx.get(f"{up.url}/v1/files", trust_env=False).json()["data"] == []
+
+
+def test_lines_that_fail(up: Role, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(2) + lines(3, max_tokens=-1).replace('"r', '"bad'))
+    done = command(up, "batch", "run", str(source), "--out", str(out))
+    assert done.returncode == 1, done.stderr
+    assert custom_ids(out) == ["r0", "r1"]
+    assert custom_ids(tmp_path / "out.jsonl.errors") == ["bad0", "bad1", "bad2"]
+
+
+def test_input_that_is_none(up: Role, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("no json\n")
+    done = command(up, "batch", "run", str(source), "--out", str(out))
+    assert done.returncode == 2 and "has no `url`" in done.stderr
+    source.write_text(lines(1) + "no json\n")
+    done = command(up, "batch", "run", str(source), "--out", str(out))
+    assert done.returncode == 1 and "line 2" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_run_that_was_killed_is_taken_up_again(up: Role, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(lines(400, max_tokens=50))
+    env = {**environment(), "FAIRLANE_API_URL": up.url}
+    args = [str(FAIRLANE), "batch", "run", str(source), "--out", str(out)]
+    first = subprocess.Popen(args, env=env, stderr=subprocess.DEVNULL)
+    note = tmp_path / "out.jsonl.run"
+    wait_until_sync(
+        lambda: note.exists() and json.loads(note.read_text())["batch"], timeout=30, what="begun"
+    )
+    first.kill()
+    first.wait(10)
+    batches = httpx.get(f"{up.url}/v1/batches", trust_env=False).json()["data"]
+    done = command(up, "batch", "run", str(source), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert len(httpx.get(f"{up.url}/v1/batches", trust_env=False).json()["data"]) == len(batches)
+    assert custom_ids(out) == sorted(f"r{i}" for i in range(400))
+    assert not note.exists()
+
+
+def test_another_input_under_the_same_name(up: Role, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    note = tmp_path / "out.jsonl.run"
+    note.write_text(json.dumps({"url": up.url, "digest": "0" * 64}))
+    source.write_text(lines(1))
+    done = command(up, "batch", "run", str(source), "--out", str(out))
+    assert done.returncode == 2 and "another input" in done.stderr
+
+
+def test_jobs(up: Role) -> None:
+    body = {
+        "model": "sim", "stream": True, "max_tokens": 30,
+        "messages": [{"role": "user", "content": "hello"}],
+    }  # fmt: skip
+    asked = {"path": "/v1/chat/completions", "body": body}
+    made = httpx.post(f"{up.url}/v1/jobs", json=asked, trust_env=False).json()
+    followed = command(up, "jobs", "follow", made["id"])
+    raw = command(up, "jobs", "follow", "--raw", made["id"])
+    assert followed.returncode == raw.returncode == 0, followed.stderr + raw.stderr
+    assert followed.stdout.strip() == _text(raw.stdout).strip() != ""
+    assert raw.stdout.endswith("\n\n") and "event: end" in raw.stdout
+    assert made["id"] in command(up, "jobs", "ls").stdout
+    shown = json.loads(command(up, "jobs", "show", made["id"]).stdout)
+    assert shown["state"] == "completed" and shown["usage"]["output_tokens"] == 30
+    assert "deleted" in command(up, "jobs", "cancel", made["id"]).stdout
+    gone = command(up, "jobs", "show", made["id"])
+    assert gone.returncode == 2 and "no such job" in gone.stderr
+
+
+def _text(raw: str) -> str:
+    events = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: {")]
+    return "".join(c["delta"].get("content") or "" for e in events for c in e.get("choices", ()))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["jobs", "ls"], ["jobs", "show", "x"], ["jobs", "follow", "x"], ["jobs", "ls", "--key", "ü"]],
+)
+def test_no_gateway(args: Sequence[str]) -> None:
+    env = {**environment(), "FAIRLANE_API_URL": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [str(FAIRLANE), *args], env=env, capture_output=True, text=True, timeout=DONE_S
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and done.stderr.startswith("Error: ")
