@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from common.batch_settings import BatchSettings
 from common.errors import ConfigError
 from common.keys import CLASSES
 from common.settings import (
@@ -148,6 +149,7 @@ def _environment_names() -> dict[str, tuple[str, str]]:
         ("gateway", GatewaySettings),
         ("dispatcher", DispatcherSettings),
         ("store", StoreSettings),
+        ("batch", BatchSettings),
     )
     names = {}
     for section, struct in sections:

@@ -45,6 +45,20 @@ WEBHOOKS = "fl:webhooks"
 given up."""
 WEBHOOK = "fl:webhook:"
 """string, `fl:webhook:<job>`: the gateway replica that sends its webhook just now; expires."""
+BATCH = "fl:batch:"
+"""hash, `fl:batch:<batch>`: common/batch_state.py's About and State, who runs it, and until when.
+With `:done` a string, the bitmap of its lines whose results are in parts; with `:parts` the list of
+these. Each expires a while after the batch's end."""
+BATCHES = "fl:batches"
+"""zset, permanent: `<batch>:<owner>` of batches that are not over -> when made, in ms of the Redis
+clock; bounded by `[batch] active_max`."""
+BATCHES_OF = "fl:batches-of:"
+"""zset, `fl:batches-of:<owner>`: batch -> when made; the newest 10,000, expires as they do."""
+BATCHES_OVER = "fl:batches-over"
+"""zset, permanent: `<batch>:<encoded model>` of those that ended -> when, in ms of the Redis clock,
+until what they left is removed."""
+BATCH_TURNS = "fl:batch-turns"
+"""zset, permanent: arq's queue of turns. arq's other keys begin with `arq:` and expire."""
 
 _SAFE = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]*\Z")
 _NAME_BYTES_MAX = 64
@@ -85,6 +99,11 @@ def reply(replica: str) -> str:
 def control(dispatcher: str) -> str:
     """Channel: cancel, acknowledge and resend for the jobs one dispatcher runs."""
     return f"fl:control:{dispatcher}"
+
+
+def ended_of(model: str, sink: str) -> str:
+    """As `ModelKeys.ended`, of an encoded model."""
+    return f"fl:{{{model}}}:ended:{sink}"
 
 
 class ClassKeys(msgspec.Struct, frozen=True):
@@ -204,5 +223,8 @@ class ModelKeys:
 
         Idle users' counters count among them: `reap` drops each once V has passed it.
         """
-        fixed = (GATEWAYS, MODELS, BACKENDS, KNOWN, self.board, self.ewma)
+        fixed = (
+            GATEWAYS, MODELS, BACKENDS, KNOWN, BATCHES, BATCHES_OVER, BATCH_TURNS, self.board,
+            self.ewma,
+        )  # fmt: skip
         return key in fixed or key.startswith(self.counter_prefix)

@@ -4,7 +4,7 @@ import msgspec
 
 from common.settings import ModelSettings, Settings
 
-_FIXED = ("redis", "gateway", "dispatcher")
+_FIXED = ("redis", "gateway", "dispatcher", "batch")
 """Sections that are read at the start alone."""
 _FIXED_OF_MODEL = ("class_policy", "fairness")
 """How a model's jobs are ordered and counted: all processes must agree on it at all times."""

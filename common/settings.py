@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from common.batch_settings import BatchSettings
 from common.job_settings import JobSettings
 from common.key_settings import KeySettings, check_keys
 from common.keys import Policy
@@ -279,6 +280,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gateway: GatewaySettings = GatewaySettings()
     dispatcher: DispatcherSettings = DispatcherSettings()
     store: StoreSettings = StoreSettings()
+    batch: BatchSettings = BatchSettings()
     keys: list[KeySettings] = []
     models: dict[Name, ModelSettings] = {}
     backends: list[BackendSettings] = []

@@ -50,9 +50,11 @@ def _settings(
     log_level: str,
     metrics_port: int | None = None,
     metrics_host: str | None = None,
+    batch_port: int | None = None,
+    batch_host: str | None = None,
 ) -> Configuration:
     logs.setup(log_level)
-    options: dict[str, Any] = {"gateway": {}, "dispatcher": {}}
+    options: dict[str, Any] = {"gateway": {}, "dispatcher": {}, "batch": {}}
     if redis is not None:
         options["redis"] = {"url": redis}
     if backends:
@@ -63,6 +65,8 @@ def _settings(
         ("gateway", "insecure", insecure or None),
         ("dispatcher", "metrics_port", metrics_port),
         ("dispatcher", "metrics_host", metrics_host),
+        ("batch", "metrics_port", batch_port),
+        ("batch", "metrics_host", batch_host),
     ):
         if value is not None:
             options[section][name] = value
@@ -142,6 +146,17 @@ def dispatcher(**options: Any) -> None:
         options[name] = None
     configuration = _load(**options)
     _run(lambda: roles.run_dispatcher(configuration))
+
+
+@main.command()
+@_options
+def batch_worker(**options: Any) -> None:
+    """Run one batch worker: brings the batches of /v1/batches through the queue. With --port it
+    serves /metrics there."""
+    options |= {"batch_port": options["port"], "batch_host": options["host"]}
+    options |= {"port": None, "host": None}
+    configuration = _load(**options)
+    _run(lambda: roles.run_batch_worker(configuration))
 
 
 @main.command()

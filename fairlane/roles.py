@@ -17,6 +17,7 @@ from dispatcher.http import StatusApp
 from dispatcher.server import Dispatcher
 from fairlane.reload import Configuration, Reload
 from fairlane.text import welcome
+from gateway.batches.worker import BatchWorker
 from gateway.server import Gateway, listen, serve
 from sim.server import serve as serve_engine
 from sim.settings import EngineSettings
@@ -102,6 +103,30 @@ async def run_dispatcher(configuration: Configuration) -> None:
                 task.cancel()
 
 
+async def run_batch_worker(configuration: Configuration) -> None:
+    """One batch worker until SIGTERM; what it has in hand another goes on with."""
+    settings = configuration.settings
+    registry = CollectorRegistry()
+    host, port = settings.batch.metrics_host, settings.batch.metrics_port
+    async with AsyncExitStack() as stack:
+        listener = None if port is None else stack.enter_context(bind(host, port))
+        broker = await stack.enter_async_context(connected(settings, None))
+        worker = BatchWorker(settings, broker, new_id("batch"), registry)
+        await worker.check()
+        log.info("%s starts", worker.tools.owner)
+        stop = stop_event()
+        async with asyncio.TaskGroup() as group:
+            reload = Reload(configuration, (worker.configure,))
+            own = [group.create_task(reload.run()), group.create_task(worker.run())]
+            if listener is not None:
+                status = StatusApp(registry, worker.ready)
+                own.append(group.create_task(serve_asgi(status, listener)))
+                log.info("metrics on http://%s:%d/metrics", *listener.getsockname()[:2])
+            await stop.wait()
+            for task in own:
+                task.cancel()
+
+
 async def run_up(configuration: Configuration, say: Callable[[str], None]) -> None:
     """Everything in one process. `say` prints lines for people."""
     settings = configuration.settings
@@ -115,13 +140,18 @@ async def run_up(configuration: Configuration, say: Callable[[str], None]) -> No
         broker = await stack.enter_async_context(connected(settings, server))
         dispatcher = Dispatcher(settings, broker, new_id("dispatcher"), registry)
         gateway = Gateway(settings, broker, new_id("gateway"), registry)
+        worker = BatchWorker(settings, broker, new_id("batch"), registry, server)
+        await worker.check()
         stop, port = stop_event(), bound.getsockname()[1]
-        parts = (gateway.configure,) if simulated else (gateway.configure, dispatcher.configure)
+        parts = [gateway.configure, worker.configure]
+        if not simulated:
+            parts.append(dispatcher.configure)
         async with asyncio.TaskGroup() as group:
             own = [
                 group.create_task(Reload(configuration, parts).run()),
                 group.create_task(dispatcher.run()),
                 group.create_task(gateway.run()),
+                group.create_task(worker.run()),
                 group.create_task(_welcome(settings, gateway, port, simulated, say)),
             ]
             await serve(gateway, bound, stop)

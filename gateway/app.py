@@ -15,6 +15,7 @@ from starlette.routing import Route, Router
 from common.intake.answers import INTERNAL, NO_ROUTE, Refusal, wrong_method
 from common.intake.routes import RESPONSES, ROWS
 from gateway.admin import Admin
+from gateway.batches_api import BatchesApi
 from gateway.client import Client, ClientGone, Receive, Scope, Send
 from gateway.files_api import FilesApi
 from gateway.front import Front
@@ -94,6 +95,7 @@ class App:
         files: FilesApi,
         jobs: JobsApi,
         responses: ResponsesApi,
+        batches: BatchesApi,
         admin: Admin,
         metrics: GatewayMetrics,
         cors_origins: Sequence[str],
@@ -117,6 +119,9 @@ class App:
             ("/v1/files", (*_READS, "POST"), partial(front.admitted, files.collection)),
             ("/v1/files/{id}", (*_READS, "DELETE"), partial(front.admitted, files.item)),
             ("/v1/files/{id}/content", _READS, partial(front.admitted, files.content)),
+            ("/v1/batches", (*_READS, "POST"), partial(front.admitted, batches.collection)),
+            ("/v1/batches/{id}", _READS, partial(front.admitted, batches.item)),
+            ("/v1/batches/{id}/cancel", ("POST",), partial(front.admitted, batches.cancel)),
             ("/admin/backends", (*_READS, "POST"), admin.backends),
             ("/admin/backends/drain", ("POST",), admin.drain),
             ("/admin/backends/undrain", ("POST",), admin.undrain),

@@ -75,8 +75,7 @@ class Upload:
         self._owner = owner
         self._created = now
         self._quota = quota
-        # The time comes first, so that names are in the order of their making; 128 random bits.
-        self.id = f"file-{int(now * 1000):012x}{secrets.token_hex(16)}"
+        self.id = new_id(now)
         self.size = 0
         self.committed = False
 
@@ -85,7 +84,7 @@ class Upload:
         QuotaError as soon as the content is too much."""
         if self._quota is not None:
             chunks = self._quota.bounded(chunks)
-        self.size = await self._store.write(_content_path(self._owner, self.id), chunks)
+        self.size = await self._store.write(content_path(self._owner, self.id), chunks)
         return self.size
 
     async def commit(
@@ -105,7 +104,7 @@ class Upload:
             purpose=purpose,
             expires_at=None if expires_after_s is None else created + expires_after_s,
         )
-        await self._store.put(_record_path(self._owner, self.id), msgspec.json.encode(record))
+        await self._store.put(record_path(self._owner, self.id), msgspec.json.encode(record))
         self.committed = True
         return record
 
@@ -142,7 +141,7 @@ class Files:
         """A file of the owner's; None where it is unknown, expired, or another's."""
         if not _ID.match(id):
             return None
-        record = await self._record(_record_path(owner, id))
+        record = await self._record(record_path(owner, id))
         if record is None or record.live(self._now()):
             return record
         await self._remove(owner, id)
@@ -153,7 +152,7 @@ class Files:
     ) -> AsyncIterator[bytes]:
         """A file's content, or the bytes from `start` up to `end`, in blocks."""
         stop = record.bytes if end is None else min(end, record.bytes)
-        return self._store.read(_content_path(record.owner, record.id), start, stop)
+        return self._store.read(content_path(record.owner, record.id), start, stop)
 
     async def delete(self, owner: str, id: str) -> bool:
         """Remove a file; False: there was none."""
@@ -182,7 +181,7 @@ class Files:
         files: list[FileRecord] = []
         expired: list[str] = []
         for start in range(0, len(names), _AT_ONCE):
-            paths = [_record_path(owner, n) for n in names[start : start + _AT_ONCE]]
+            paths = [record_path(owner, n) for n in names[start : start + _AT_ONCE]]
             live, dead = await self._sorted(paths)
             files += (r for r in live if purpose is None or r.purpose == purpose)
             expired += dead
@@ -234,7 +233,7 @@ class Files:
             return None
 
     async def _remove(self, owner: str, id: str) -> None:
-        await self._discard([_record_path(owner, id)])
+        await self._discard([record_path(owner, id)])
 
 
 class _Quota:
@@ -274,13 +273,19 @@ class _Quota:
         return QuotaError(f"Your files may have {most} bytes together: delete some first.")
 
 
-def _content_path(owner: str, id: str) -> str:
+def new_id(now: float) -> str:
+    """The time comes first, so that names are in the order of their making; 128 random bits."""
+    return f"file-{int(now * 1000):012x}{secrets.token_hex(16)}"
+
+
+def content_path(owner: str, id: str) -> str:
     """Where a file's bytes are. `id` is one that was made here."""
     return f"{_folder(owner)}/{id}"
 
 
-def _record_path(owner: str, id: str) -> str:
-    return _content_path(owner, id) + _RECORD
+def record_path(owner: str, id: str) -> str:
+    """Where what is known of it is."""
+    return content_path(owner, id) + _RECORD
 
 
 def _folder(owner: str) -> str:

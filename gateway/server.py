@@ -21,6 +21,7 @@ from common.store import Store
 from gateway.admin import Admin
 from gateway.app import App
 from gateway.auth import Keys
+from gateway.batches_api import BatchesApi
 from gateway.durables import Durables
 from gateway.eta import Eta
 from gateway.files import Files
@@ -79,7 +80,7 @@ class Gateway:
         store = settings.store
         self.files = Files(Store(store.url, store.options), store)
         self._files_api = FilesApi(keys, self.files, store.files_max_bytes)
-        admin = Admin(broker, keys)
+        batches = BatchesApi(keys, self.files, broker, settings.batch)
         self._durables = durables = Durables(
             broker, gateway, intake, self.models, queues, eta, self.desk, metrics
         )
@@ -92,7 +93,8 @@ class Gateway:
         jobs = JobsApi(gateway, intake, durables, self.follow, self.webhooks)
         responses = ResponsesApi(gateway, self._front, intake, durables, self.follow)
         self.app = App(
-            self._front, pages, listing, self._files_api, jobs, responses, admin, metrics,
+            self._front, pages, listing, self._files_api, jobs, responses, batches,
+            Admin(broker, keys), metrics,
             gateway.cors_origins,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ As in test_tidy.py a check takes the root of a tree and returns `path:line: what
 find planted faults. The header's grammar:
 
     -- <verb>: what it does          (the verb is the file's name)
-    -- KEYS <name> <type>  words     (str hash zset set stream channel)
+    -- KEYS <name> <type>  words     (str hash zset set list stream channel)
     -- ARGV <name> <type>  words     (num nums str bytes; the last KEYS or ARGV may be `type*`: the
                                       rest; nums: numbers with spaces between them)
     -- RETURNS words
@@ -25,7 +25,7 @@ from tests.test_tidy import KEY, ROOT, Check, plant, sources
 
 FOLDER = "common/lua/"
 LIBRARIES = FOLDER + "lib/"
-QUEUE_FILE = "common/queue.py"
+QUEUE_FILE, BATCHES_FILE = "common/queue.py", "common/batches.py"
 PREFIX_SCRIPTS = {
     "common/lua/pop.lua": "which jobs come next is known only inside the script",
     "common/lua/lib/ahead.lua": "the same: a part of `pop`",
@@ -36,7 +36,7 @@ PREFIX_SCRIPTS = {
 """Scripts that may build a key, and from nothing but a slot whose name ends in `_prefix`."""
 
 TYPES = {
-    "KEYS": {"str", "hash", "zset", "set", "stream", "channel"},
+    "KEYS": {"str", "hash", "zset", "set", "list", "stream", "channel"},
     "ARGV": {"num", "nums", "str", "bytes"},
 }
 SLOT = re.compile(r"-- (KEYS|ARGV) +(\w+) +(\w+)(\*?)(?= |$)")
@@ -170,9 +170,10 @@ def _split(text: str) -> list[str]:
 
 
 def callers(root: Path) -> list[str]:
-    """One verb, one file, one method of common/queue.py that calls it; no library without use."""
-    queue = root / QUEUE_FILE
-    text = queue.read_text() if queue.exists() else ""
+    """One verb, one file, one method of common/queue.py, or of common/batches.py where it is none
+    of a model's, that calls it; no library without use."""
+    places = (root / QUEUE_FILE, root / BATCHES_FILE)
+    text = "\n".join(p.read_text() for p in places if p.exists())
     heads = "\n".join(line for _, lines, _ in scripts(root) for line in lines)
     found = []
     for path, _, _ in scripts(root):
@@ -210,7 +211,7 @@ FAULTS: list[tuple[Check, str, int]] = [
     (header, HEAD + BODY, 1),
     (header, ACK.replace("-- ack: takes", "-- ack takes") + BODY, 1),
     (header, ACK + BODY.replace("-- RETURNS x", ""), 5),
-    (header, ACK.replace("a hash", "a list") + BODY, 3),
+    (header, ACK.replace("a hash", "a table") + BODY, 3),
     (header, ACK.replace("now_ms num", "now_ms hash") + BODY, 4),
     (header, ACK.replace("a hash", "a") + BODY, 3),
     (header, ACK.replace("x str*", "a str*") + "-- RETURNS\nreturn {a, now_us}\n", 5),

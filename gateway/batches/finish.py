@@ -1,0 +1,95 @@
+"""The last steps of a batch: what is left is accounted for, parts become the two files, and what it
+used in the store is removed."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from common.batch_output import CANCELLED, EXPIRED, error_line, line_id
+from common.errors import StoreError
+from common.store import Store
+from gateway.batches.collect import Gathered, write
+from gateway.batches.lines import InputGoneError, part_path
+from gateway.batches.run import Run, Tools
+from gateway.files import FileRecord, content_path, new_id, record_path
+
+CHUNK_LINES = 2_000
+"""Lines left undone that are written down together."""
+CHUNK_BYTES = 4 << 20
+DELETED_AT_ONCE = 16
+_KINDS = {"o": ("output_file_id", "output"), "e": ("error_file_id", "error")}
+_WHY = {"cancelled": CANCELLED, "expired": EXPIRED}
+
+
+async def account(run: Run, goal: str) -> None:
+    """Write a line into the error file for each that has no result. Raises as `write`."""
+    why = _WHY.get(goal)
+    if why is None or run.input is None:
+        return
+    gathered = Gathered(run.done)
+    lines = list(run.done.undone(0, run.state.total))
+    # Without the input nobody can tell any more what the lines were.
+    with contextlib.suppress(InputGoneError):
+        for start in range(0, len(lines), CHUNK_LINES):
+            async for group in run.input.read(lines[start : start + CHUNK_LINES]):
+                for line in group:
+                    text = error_line(line_id(run.about.id, line.number), line.custom_id, *why)
+                    gathered.add(line.number, "e", text)
+            if len(gathered.lines) >= CHUNK_LINES or gathered.size >= CHUNK_BYTES:
+                await write(run, gathered)
+                gathered = Gathered(run.done)
+    await write(run, gathered)
+
+
+async def finish(run: Run, goal: str) -> None:
+    """Make the files, and let the batch be over. May be repeated by whoever takes it over: the
+    files' ids are written down first, so there is one of each. Raises LostError, ChangedError,
+    BrokerError, StoreError."""
+    parts = await run.tools.batches.parts(run.about.id)
+    ids: dict[str, str | int | bytes] = {}
+    for kind, (field, _) in _KINDS.items():
+        known = getattr(run.state, field)
+        if known or any(name.endswith(f".{kind}") for name in parts):
+            ids[field] = known or new_id(run.now_ms / 1000)
+    if ids:
+        await run.commit(fields=ids)
+    for kind, (field, name) in _KINDS.items():
+        if field in ids:
+            chosen = [p for p in parts if p.endswith(f".{kind}")]
+            await _make(run, str(ids[field]), chosen, f"{run.about.id}_{name}.jsonl")
+    fields: dict[str, str | int | bytes] = {"status": goal, f"{goal}_at": run.now_ms // 1000}
+    await run.commit(expect=run.status, keep=True, fields=fields)
+    run.tools.metrics.ended(goal)
+
+
+async def _make(run: Run, id: str, parts: Sequence[str], filename: str) -> None:
+    files, store, about = run.tools.files, run.tools.store, run.about
+    if await files.find(about.owner, id) is not None:
+        return
+    size = await store.write(content_path(about.owner, id), _joined(store, about.hex, parts))
+    created, lives = run.now_ms // 1000, about.output_expires_s
+    record = FileRecord(
+        id=id, owner=about.owner, bytes=size, created_at=created, filename=filename,
+        purpose="batch_output", expires_at=None if lives is None else created + lives,
+    )  # fmt: skip
+    await store.put(record_path(about.owner, id), msgspec.json.encode(record))
+
+
+async def _joined(store: Store, hex: str, parts: Sequence[str]) -> AsyncIterator[bytes]:
+    for name in parts:
+        path = part_path(hex, name)
+        size = await store.size(path)
+        if size is None:
+            raise StoreError("a part of a batch's results is gone")
+        async for block in store.read(path, 0, size):
+            yield block
+
+
+async def clean(tools: Tools, hex: str) -> None:
+    """Remove what a batch used in the store. Raises StoreError."""
+    found = await tools.store.list(f"batches/{hex}")
+    for start in range(0, len(found), DELETED_AT_ONCE):
+        part = found[start : start + DELETED_AT_ONCE]
+        await asyncio.gather(*(tools.store.delete(f.path) for f in part))
