@@ -1,6 +1,7 @@
 """Batches in a world: made, run by workers that may be killed, and read back."""
 
 import asyncio
+import contextlib
 import json
 import secrets
 from typing import Any
@@ -72,10 +73,8 @@ class Worker:
 
     async def _ticking(self) -> None:
         while True:
-            try:
+            with contextlib.suppress(BrokerError):
                 await self.tick()
-            except BrokerError:
-                pass
             await pass_time(TICK_S)
 
     async def tick(self) -> None:

@@ -72,7 +72,7 @@ async def _run(
         gone.cancel()
         await b.add_worker()
         batch = await over
-        await pass_time(12)
+        await pass_time(1)
         assert await b.left() == []
         _check(b, about, batch, cancel)
         return bomb.points, b, about, batch

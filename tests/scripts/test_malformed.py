@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from common.batches import Batches
 from common.errors import BrokerRefused
-from common.keys import GATEWAYS
+from common.keys import BATCH, GATEWAYS
 from common.outcomes import Outcome
 from common.queue import heartbeat
 from common.scripts import VERBS
@@ -31,8 +32,24 @@ CALLS: dict[str, Callable[[Scene, Any], Awaitable[object]]] = {
                                           now_ms=NOW),
     "heartbeat": lambda s, r: heartbeat(s.broker, "g9", now_ms=NOW),
     "reap": lambda s, r: s.queue.reap(LEADER, s.term, [REPLICA], "live", now_ms=NOW),
+    "batch_take": lambda s, r: batches(s).take("take", "b2", "w2", now_ms=NOW),
+    "batch_commit": lambda s, r: batches(s).commit("b1", "w1", NOW, "m", keep_ms=1, now_ms=NOW),
+    "batch_cancel": lambda s, r: s.broker.call("batch_cancel", batch=BATCH + "b1", now_ms=NOW),
     "snapshot": lambda s, r: s.queue.snapshot([("interactive", "u", "k")]),
 }  # fmt: skip
+
+
+def batches(scene: Scene) -> Batches:
+    return Batches(scene.broker, 1)
+
+
+async def two_batches(scene: Scene) -> None:
+    """One that w1 runs, and one that nobody does."""
+    for id in ("b1", "b2"):
+        await scene.broker.command("HSET", BATCH + id, "status", "validating")
+    assert (await batches(scene).take("take", "b1", "w1", now_ms=NOW)).fence == NOW
+
+
 KEYS = dict.fromkeys(("lead", "pop", "reap", "snapshot"), "board")
 """The key each verb looks at first, where that is not the record."""
 
@@ -41,6 +58,7 @@ KEYS = dict.fromkeys(("lead", "pop", "reap", "snapshot"), "board")
 async def test_nothing_is_written(scene: Scene, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = await scene.running()
     await scene.enqueue("k")
+    await two_batches(scene)
     before = await scene.dump()
     call = scene.broker.call
     numbers = [s.name for s in scene.broker.scripts[verb].args if s.type in ("num", "nums")]
@@ -64,6 +82,7 @@ async def test_a_key_of_another_type_is_an_error_and_stays(scene: Scene, verb: s
     job = {"enqueue": "new", "cancel": "k"}.get(verb, "j")
     key = {"board": scene.keys.board}.get(KEYS.get(verb, ""), scene.keys.record(job))
     key = GATEWAYS if verb == "heartbeat" else key
+    key = {"batch_take": BATCH + "b2"}.get(verb, BATCH + "b1") if "batch" in verb else key
     await scene.broker.command("SET", key, "of another type")
     before = await scene.dump()
     with pytest.raises(BrokerRefused, match="WRONGTYPE"):

@@ -9,7 +9,7 @@ from common.broker import Broker, open_link
 from common.errors import BrokerRefused
 from common.scripts import VERBS
 from tests.scripts.scene import Scene
-from tests.scripts.test_malformed import CALLS
+from tests.scripts.test_malformed import CALLS, two_batches
 from tests.support.redis_server import RedisServer
 
 
@@ -36,6 +36,7 @@ async def test_only_enqueue_is_refused_and_writes_nothing(own: Scene) -> None:
         own.term = 0
         run = await own.running()
         await own.enqueue("k")
+        await two_batches(own)
         before = await own.dump()
         await own.broker.command("CONFIG", "SET", "maxmemory", 1_000)
         if verb == "enqueue":
