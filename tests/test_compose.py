@@ -22,7 +22,8 @@ SCHEMA = ROOT / "tests/support/compose-spec.json"
 CONFIGS = {"": "deploy/fairlane.toml", "gpu": "deploy/fairlane.gpu.toml"}
 """Profile -> the configuration that goes with it."""
 FAIRLANE = {
-    "gateway-1", "gateway-2", "dispatcher-1", "dispatcher-2", "sim-1", "sim-2",
+    "gateway-1", "gateway-2", "dispatcher-1", "dispatcher-2", "batch-worker-1", "batch-worker-2",
+    "sim-1", "sim-2",
 }  # fmt: skip
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 

@@ -20,13 +20,17 @@ from common.keys import ModelKeys
 from common.outcomes import Outcome
 from common.wire import Data, End, Head, Usage
 from gateway.batches.lines import part_path
-from gateway.batches.plan import ROUND_LINES, Done, due, read_job_id, verdict
+from gateway.batches.plan import (
+    PART_BYTES,
+    ROUND_LINES,
+    Done,
+    due,
+    next_slice,
+    read_job_id,
+    verdict,
+)
 from gateway.batches.run import Run
 
-SLICE = 64
-"""Answers read at once, of one batch."""
-PART_BYTES = 8 << 20
-"""A part is written once it has so many."""
 ANSWER_MAX = 16 << 20
 """The largest answer that goes into a file."""
 _FIRST = 3
@@ -99,8 +103,11 @@ async def collect(run: Run, ended: int, *, now: bool = False, stopping: bool = F
     for line, text in run.bad:
         gathered.add(line, "e", text)
     run.bad.clear()
-    for start in range(0, len(jobs), SLICE):
-        await _slice(run, gathered, jobs[start : start + SLICE], stopping)
+    while jobs:
+        part, jobs = jobs[: run.slice], jobs[run.slice :]
+        size = gathered.size
+        await _slice(run, gathered, part, stopping)
+        run.slice = next_slice(run.slice, len(part), gathered.size - size)
         if gathered.size >= PART_BYTES:
             await write(run, gathered)
             gathered = Gathered(run.done)

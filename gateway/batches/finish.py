@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from common.batch_output import CANCELLED, EXPIRED, error_line, line_id
+from common.clock import wall
 from common.errors import StoreError
 from common.store import Store
 from gateway.batches.collect import Gathered, write
@@ -19,6 +20,8 @@ CHUNK_LINES = 2_000
 """Lines left undone that are written down together."""
 CHUNK_BYTES = 4 << 20
 DELETED_AT_ONCE = 16
+SWEEP_MAX = 1_000
+OLD_S = 86_400.0
 _KINDS = {"o": ("output_file_id", "output"), "e": ("error_file_id", "error")}
 _WHY = {"cancelled": CANCELLED, "expired": EXPIRED}
 
@@ -85,6 +88,18 @@ async def _joined(store: Store, hex: str, parts: Sequence[str]) -> AsyncIterator
             raise StoreError("a part of a batch's results is gone")
         async for block in store.read(path, 0, size):
             yield block
+
+
+async def sweep(tools: Tools, after: str) -> str:
+    """Look at the next SWEEP_MAX objects of batches, and remove those of a day ago whose batch is
+    over or gone, as after a loss of Redis; where to go on. Raises StoreError, BrokerError."""
+    found = await tools.store.list("batches", after, SWEEP_MAX)
+    old = [f.path for f in found if f.modified < wall() - OLD_S]
+    for hex in sorted({p.split("/")[1] for p in old}):
+        batch = await tools.batches.find(f"batch_{hex}")
+        if batch is None or batch[1].over:
+            await clean(tools, hex)
+    return found[-1].path if len(found) >= SWEEP_MAX else ""
 
 
 async def clean(tools: Tools, hex: str) -> None:

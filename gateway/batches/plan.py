@@ -20,6 +20,10 @@ WEIGHT_LEAST = 0.05
 WAIT_MS_LEAST = 1_000
 ROUND_LINES = 256
 """Lines whose results are written down together, where there are so many."""
+PART_BYTES = 8 << 20
+"""A part is written once it has so many."""
+SLICE, SLICE_MAX = 8, 64
+"""Answers read at once of one batch: the first time, and at most."""
 HOLD_S = (0.5, 30.0)
 HOLD_SHARE = 1 / 500
 """Fewer are written down after this part of the batch's age, so that a slow batch of many days
@@ -125,6 +129,13 @@ def due(lines: int, held_s: float, age_s: float) -> bool:
         return False
     low, high = HOLD_S
     return lines >= ROUND_LINES or held_s >= min(high, max(low, age_s * HOLD_SHARE))
+
+
+def next_slice(now: int, answers: int, size: int) -> int:
+    """How many answers are read at once after `answers` had `size` bytes: as many as fill a part,
+    up to twice those before."""
+    fit = PART_BYTES * answers // size if size else SLICE_MAX
+    return max(1, min(SLICE_MAX, now * 2, fit))
 
 
 def room(lines: int, size: int, lines_max: int, bytes_max: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from common.store import Store
 from common.wire import ServedModel
 from gateway.batches.lines import Index, Input
 from gateway.batches.metrics import BatchMetrics
-from gateway.batches.plan import Done
+from gateway.batches.plan import SLICE, Done
 from gateway.files import Files
 
 log = logging.getLogger("fairlane.batches")
@@ -102,6 +102,10 @@ class Run:
         """(line, its line of the error file) of requests that no engine can be asked for."""
         self.seen_at: float | None = None
         """Since when there are results that are not written down; None: there are none."""
+        self.slice = SLICE
+        """Answers read at once."""
+        self.look_at: float | None = None
+        """When flights are to be looked for, as Redis may have lost some."""
         self.full_until = 0.0
         self.full_s = 0.0
         self.epoch = 0

@@ -28,16 +28,22 @@ log = logging.getLogger("fairlane.batches")
 TURN_S = 15.0
 """A turn ends after this where others may want one."""
 RENEW_S = LEASE_MS / 4000
+NOT_YET_S = 1.0
+"""Pause before a batch is validated again that cannot be yet."""
 IDLE_S = 0.1
 """Pause where there was nothing to do."""
 LOOK_S = 10.0
 """Lines of which nothing has come for so long are looked for."""
+LOOK_ALL_S = 60.0
+"""Else they are this often."""
+RESTORED_S = 4.0
+"""After another connection to Redis: dispatchers tell it first what they run."""
 STOP_S = 60.0
 """Lines that run when a batch is given up may take so long to end."""
 STOP_LOOK_S = 2.0
 FORGET_ROUNDS = 400
 """As many as the list of ended jobs may be long."""
-KEPT_MAX = 64
+KEPT_MAX = 32
 """Most batches whose state is kept between turns: each takes some MB."""
 
 
@@ -118,7 +124,9 @@ class Turns:
         while run.status not in OVER:
             try:
                 if run.status == "validating":
-                    await validate(run)
+                    if not await validate(run):
+                        await asyncio.sleep(NOT_YET_S)
+                        return
                 elif run.status == "in_progress":
                     await self._opened(run)
                     if not await self._pump(run, until):
@@ -139,7 +147,7 @@ class Turns:
     async def _pump(self, run: Run, until: float) -> bool:
         """Put lines on the queue and collect them; False: the time is over, and there is more."""
         loop = asyncio.get_running_loop()
-        last = loop.time()
+        last = looked = loop.time()
         while run.status == "in_progress" and run.state.left:
             if run.now_ms >= run.about.expires_ms:
                 await self._finalize(run, "expired")
@@ -148,11 +156,13 @@ class Turns:
             fed = await feed(run, ended)
             collected = await collect.collect(run, ended)
             now = loop.time()
+            if run.epoch != self._tools.broker.epoch and run.look_at is None:
+                run.look_at = now + RESTORED_S
             if fed or collected or ended:
                 last = now
-            elif run.flights and (now - last > LOOK_S or run.epoch != self._tools.broker.epoch):
+            if now - last > LOOK_S or now - looked > LOOK_ALL_S or now >= (run.look_at or now + 1):
                 await watch.look(run)
-                last = now
+                last, looked, run.look_at = now, now, None
             if now >= until and not fed:
                 return False
             if not (fed or collected):

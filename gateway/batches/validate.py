@@ -7,17 +7,20 @@ from common.batch_input import BatchError, Validator
 from gateway.batches.lines import Index, IndexMaker, index_path
 from gateway.batches.run import Run
 
+MODELS_S = 60.0
+"""While no engine is known to answer, a model that is not known is waited for so long."""
 
-async def validate(run: Run) -> None:
-    """Read the input. Its status is then `in_progress`, or `failed`. Raises LostError,
-    ChangedError, BrokerError, StoreError."""
+
+async def validate(run: Run) -> bool:
+    """Read the input. Its status is then `in_progress`, or `failed`; False: it is too early to say.
+    Raises LostError, ChangedError, BrokerError, StoreError."""
     tools, about = run.tools, run.about
     if not tools.models.loaded:
         await tools.models.refresh()
     record = await tools.files.find(about.owner, about.input_file_id)
     if record is None:
         await _fail(run, [BatchError("input_file_not_found", "The input file is no more.")])
-        return
+        return True
     index, model = IndexMaker(), ""
     check = Validator(about.endpoint, usable=lambda name: _usable(run, name))
     async for block in tools.files.read(record):
@@ -30,8 +33,11 @@ async def validate(run: Run) -> None:
         index.add(request.offset, request.size)
         model = model or request.model
     if check.errors:
+        unknown = any(e.code == "model_not_found" for e in check.errors)
+        if unknown and not tools.models.ready and run.age_s < MODELS_S:
+            return False
         await _fail(run, check.errors)
-        return
+        return True
     served = tools.models.resolve(model)
     data = index.bytes()
     await tools.store.put(index_path(about.hex), data)
@@ -42,6 +48,8 @@ async def validate(run: Run) -> None:
     await run.commit(expect="validating", fields=fields)
     run.open(Index(data))
     run.recovered = True  # nothing was put on the queue yet
+    run.epoch = tools.broker.epoch
+    return True
 
 
 def _usable(run: Run, name: str) -> bool:

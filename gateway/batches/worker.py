@@ -43,6 +43,7 @@ CLEAN_MAX = 100
 EXTRA_MS = 60_000
 """What arq has queued is forgotten after so long: it is queued again each second."""
 POLL_S = 0.2
+SLOT_S = 5.0
 AGAIN_S = 1.0
 _encoder = msgspec.msgpack.Encoder(enc_hook=repr)
 _decoder = msgspec.msgpack.Decoder()
@@ -83,6 +84,7 @@ class BatchWorker:
         self._url = settings.redis.url
         self._server = server
         self._broker = broker
+        self._swept = ""
 
     def ready(self) -> bool:
         """Whether it can work."""
@@ -167,7 +169,9 @@ class BatchWorker:
                 await self._enqueue(ctx["redis"], id, fence)
 
     async def _enqueue(self, pool: ArqRedis, id: str, fence: int) -> None:
-        await pool.enqueue_job("turn", id, _job_id=f"{id}:{fence}")
+        # Another id after a while, for arq holds on to that of a worker that died with it.
+        slot = int(asyncio.get_running_loop().time() / SLOT_S)
+        await pool.enqueue_job("turn", id, _job_id=f"{id}:{fence}:{slot}")
 
     async def _clean(self, ctx: dict[Any, Any]) -> None:
         """Remove what ended batches have left."""
@@ -177,6 +181,7 @@ class BatchWorker:
             for id, model in await batches.over_since(before, CLEAN_MAX):
                 await finish.clean(self.tools, id.removeprefix("batch_"))
                 await batches.removed(id, model)
+            self._swept = await finish.sweep(self.tools, self._swept)
 
 
 async def _close(worker: Worker) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from common import keys
+from gateway.batches import finish
 from sim.settings import EngineSettings
 from tests.flow.batch_world import BatchWorld, jsonl, request
 from tests.flow.world import World, world
@@ -319,3 +321,50 @@ async def test_two_workers_never_run_one_batch(monkeypatch: pytest.MonkeyPatch) 
         assert await b.broker.command("ZCARD", keys.BATCHES) == 0
         lost = [x.tools.metrics._failed.labels("lost")._value.get() for x in b.workers]
         assert lost == [0, 0, 0]
+
+
+async def test_a_model_that_is_not_known_yet_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After everything was started anew, a worker may be there before the engines' models are."""
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        b = await BatchWorld(w).start()
+        models = b.workers[0].tools.models
+        await wait_until(lambda: models.ready, timeout=30, what="an engine answers")
+        w.engines["e1"].kill()
+        await wait_until(lambda: not models.ready, timeout=60, what="no engine answers")
+        about = await b.create(jsonl(request(1, model="m9")))
+        await pass_time(20)
+        assert (await b.state(about)).status == "validating"
+        batch = await b.over(about, 60)
+        assert [e["code"] for e in batch["errors"]["data"]] == ["model_not_found"]
+
+
+async def test_what_batches_left_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that Redis forgot, and of one that is over; not of one that runs."""
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        b = await BatchWorld(w).start()
+        tools = b.workers[0].tools
+        runs = await b.create(jsonl(request(1, max_tokens=4_000)))
+        over = await b.create(jsonl(request(2)))
+        await b.over(over)
+        for hex in ("cd" * 16, over.hex):
+            b.objects[f"batches/{hex}/index"] = b""
+        assert await finish.sweep(tools, "") == ""
+        assert {n for n in b.objects if n.startswith("batches/")} == {f"batches/{runs.hex}/index"}
+
+
+async def test_others_find_a_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines take at most half of the queue's room, so that others find a place."""
+    async with world(monkeypatch, {"e1": engine(max_num_seqs=1)}) as w:
+        gateway = msgspec.structs.replace(w.settings.gateway, model_jobs_max=20)
+        w.settings = msgspec.structs.replace(w.settings, gateway=gateway)
+        b = await BatchWorld(w).start()
+        about = await b.create(jsonl(*(request(n, max_tokens=40) for n in range(30))))
+        k = b.workers[0].tools.queues.of("m1").keys
+        most = 0
+        while not (await b.state(about)).over:
+            most = max(most, int(await b.broker.command("ZCARD", k.deadlines)))
+            await pass_time(0.1)
+        assert 5 <= most <= 10
+        assert (await b.state(about)).completed == 30

@@ -60,6 +60,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Rol
             start(role(folder, name, {**common, "8000": "0"}))
         for name in ("dispatcher-1", "dispatcher-2"):
             start(role(folder, name, {**common, "9090": "0"}))
+        for name in ("batch-worker-1", "batch-worker-2"):
+            start(role(folder, name, {**common, "9091": "0"}))
         for name in made.keys() - {"redis"}:
             made[name].wait_ready(health_path(name))
         yield made

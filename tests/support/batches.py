@@ -1,5 +1,6 @@
 """A fleet with batch workers and one store of files, and a batch of the official client's."""
 
+import asyncio
 import json
 from collections import Counter
 from pathlib import Path
@@ -66,11 +67,14 @@ def chat_lines(n: int, output: int = 8, model: str = "m1", text: str = "") -> by
     )  # fmt: skip
 
 
-async def ended(client: openai.AsyncOpenAI, id: str, timeout: float) -> Any:
+async def ended(client: openai.AsyncOpenAI, id: str, timeout: float, every_s: float = 0.1) -> Any:
     """The batch, once it is over; its counts never fall meanwhile."""
-    seen = [0]
+    seen, asked = [0], [0.0]
 
     async def over() -> Any:
+        if asyncio.get_running_loop().time() - asked[-1] < every_s:
+            return None
+        asked.append(asyncio.get_running_loop().time())
         found = await client.batches.retrieve(id)
         counts = found.request_counts
         assert counts is not None

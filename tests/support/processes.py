@@ -125,6 +125,10 @@ class Role:
         """Bytes of memory it holds."""
         return int(psutil.Process(self.pid).memory_info().rss)
 
+    def cpu(self) -> float:
+        """CPU seconds it has used."""
+        return float(sum(psutil.Process(self.pid).cpu_times()[:2]))
+
     def kill(self) -> None:
         """SIGKILL; its sockets are closed when this returns."""
         self._end(signal.SIGKILL, END_S)

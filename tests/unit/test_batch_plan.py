@@ -9,11 +9,13 @@ from gateway.batches.lines import GAP_BYTES, READ_BYTES, Index, IndexMaker
 from gateway.batches.plan import (
     ATTEMPT_MAX,
     ESCALATED_LINES,
+    PART_BYTES,
     ROUND_LINES,
     Done,
     due,
     job_id,
     lane,
+    next_slice,
     read_job_id,
     room,
     verdict,
@@ -134,6 +136,13 @@ def test_a_batch_of_a_week_has_some_thousand_parts() -> None:
         if due(int(held), held, age):
             parts, held = parts + 1, 0.0
     assert parts < 25_000
+
+
+def test_as_many_answers_at_once_as_fill_a_part() -> None:
+    assert next_slice(8, 8, 8_000) == 16
+    assert next_slice(64, 64, 64_000) == 64
+    assert next_slice(8, 8, 8 * PART_BYTES) == 1
+    assert next_slice(1, 1, 0) == 2
 
 
 def test_room() -> None:
