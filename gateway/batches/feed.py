@@ -15,13 +15,11 @@ from common.intake.job import new_job
 from common.intake.routes import ROWS
 from common.jobs import Limits, NewJob
 from gateway.batches.lines import Line
-from gateway.batches.plan import Lane, job_id, lane, room
+from gateway.batches.plan import CHUNK_LINES, Lane, job_id, lane, room
 from gateway.batches.run import Flight, Run
 
-CHUNK_LINES = 256
-"""Put on the queue at once."""
 CHUNK_BYTES = 1 << 20
-"""The same; a larger line goes alone."""
+"""Put on the queue at once; a larger line goes alone."""
 FULL_S = (0.25, 2.0)
 """Pause after the queue took no more; doubled each time."""
 KEEP_MS = 86_400_000

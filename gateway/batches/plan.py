@@ -20,6 +20,8 @@ WEIGHT_LEAST = 0.05
 WAIT_MS_LEAST = 1_000
 ROUND_LINES = 256
 """Lines whose results are written down together, where there are so many."""
+CHUNK_LINES = 256
+"""Put on the queue at once."""
 PART_BYTES = 8 << 20
 """A part is written once it has so many."""
 SLICE, SLICE_MAX = 8, 64
@@ -139,7 +141,10 @@ def next_slice(now: int, answers: int, size: int) -> int:
 
 
 def room(lines: int, size: int, lines_max: int, bytes_max: int) -> tuple[int, int]:
-    """(lines, bytes) that may be put on the queue beside those that are there; a line larger than
-    all there may be goes alone."""
+    """(lines, bytes) that may be put on the queue beside those that are there; none while it is
+    nearly full, so that many are put there at once. A line larger than all there may be goes
+    alone."""
     left = max(0, lines_max - lines)
+    if left < min(CHUNK_LINES, lines_max) // 4:
+        return 0, 0
     return left, bytes_max if not lines else max(0, bytes_max - size)

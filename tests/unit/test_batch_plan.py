@@ -147,7 +147,9 @@ def test_as_many_answers_at_once_as_fill_a_part() -> None:
 
 def test_room() -> None:
     assert room(0, 0, 2_000, 1_000) == (2_000, 1_000)
-    assert room(1_999, 900, 2_000, 1_000) == (1, 100)
+    assert room(1_900, 900, 2_000, 1_000) == (100, 100)
+    assert room(1_999, 900, 2_000, 1_000) == (0, 0), "many at once"
+    assert room(3, 900, 4, 1_000) == (1, 100)
     assert room(2_500, 5_000, 2_000, 1_000) == (0, 0)
 
 

@@ -68,6 +68,7 @@ def complaint(*args: str) -> str:
     ("gateway", "--redis", NOWHERE, "--port"),
     ("dispatcher", "--redis", NOWHERE, "--backend", DEAD, "--metrics-port"),
     ("dispatcher", "--redis", NOWHERE, "--backend", DEAD, "--port"),
+    ("batch-worker", "--redis", NOWHERE, "--port"),
     ("up", "--port"),
     ("sim", "--port"),
 ], ids=" ".join)  # fmt: skip
@@ -77,13 +78,13 @@ def test_a_port_that_is_taken(taken: str, args: tuple[str, ...]) -> None:
     assert re.search("taken|in use", text)
 
 
-@pytest.mark.parametrize("role", ["gateway", "dispatcher"])
+@pytest.mark.parametrize("role", ["gateway", "dispatcher", "batch-worker"])
 def test_no_redis_is_named(role: str) -> None:
     text = complaint(role, "--port", "0", "--backend", DEAD)
     assert text.startswith("no Redis: give --redis URL, or set redis.url or FAIRLANE_REDIS_URL")
 
 
-@pytest.mark.parametrize("role", ["gateway", "dispatcher", "up"])
+@pytest.mark.parametrize("role", ["gateway", "dispatcher", "batch-worker", "up"])
 def test_redis_is_not_there(role: str) -> None:
     text = complaint(role, "--port", "0", "--backend", DEAD, "--redis", NOWHERE)
     assert text == "no Redis at redis://…@127.0.0.1:1/0 within 0.3 s"
@@ -94,6 +95,11 @@ def test_redis_may_drop_jobs() -> None:
         text = complaint("gateway", "--port", "0", "--redis", server.url)
     assert "maxmemory-policy allkeys-lru" in text
     assert "noeviction" in text
+
+
+def test_a_cluster_has_no_batch_worker() -> None:
+    with RedisServer(config={"cluster-enabled": "yes"}) as server:
+        assert "Redis Cluster" in complaint("batch-worker", "--redis", server.url)
 
 
 @pytest.mark.parametrize(("args", "words"), [
@@ -163,6 +169,19 @@ def test_a_dispatcher_listens_where_host_and_port_say(monkeypatch: pytest.Monkey
     assert run("dispatcher", "--metrics-host", "::1").exit_code == 0
     listens = [(s.dispatcher.metrics_host, s.dispatcher.metrics_port) for s in seen]
     assert listens == [("0.0.0.0", 9090), ("::", 0), ("::1", None)]
+
+
+def test_a_batch_worker_listens_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+
+    async def run_batch_worker(configuration: Configuration) -> None:
+        seen.append(configuration.settings)
+
+    monkeypatch.setattr(roles, "run_batch_worker", run_batch_worker)
+    assert run("batch-worker", "--host", "0.0.0.0", "--port", "9091").exit_code == 0
+    assert run("batch-worker").exit_code == 0
+    listens = [(s.batch.metrics_host, s.batch.metrics_port) for s in seen]
+    assert listens == [("0.0.0.0", 9091), ("127.0.0.1", None)]
 
 
 def test_check_says_what_is_not_well(tmp_path: Path) -> None:
