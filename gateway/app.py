@@ -72,6 +72,18 @@ async def _no_route(client: Client) -> None:
     raise Refusal(NO_ROUTE)
 
 
+def _stored(front: Front, files: FilesApi, batches: BatchesApi) -> list[_Route]:
+    """The routes of files, and of batches, which are of files."""
+    return [
+        ("/v1/files", (*_READS, "POST"), partial(front.admitted, files.collection)),
+        ("/v1/files/{id}", (*_READS, "DELETE"), partial(front.admitted, files.item)),
+        ("/v1/files/{id}/content", _READS, partial(front.admitted, files.content)),
+        ("/v1/batches", (*_READS, "POST"), partial(front.admitted, batches.collection)),
+        ("/v1/batches/{id}", _READS, partial(front.admitted, batches.item)),
+        ("/v1/batches/{id}/cancel", ("POST",), partial(front.admitted, batches.cancel)),
+    ]
+
+
 def _durable(front: Front, jobs: JobsApi, responses: ResponsesApi) -> list[_Route]:
     rows: list[_Route] = [
         ("/v1/jobs", (*_READS, "POST"), jobs.collection),
@@ -110,18 +122,13 @@ class App:
         self._queued[RESPONSES] = Endpoint(metrics, ("POST",), create)
         rows: list[_Route] = [
             *_durable(front, jobs, responses),
+            *_stored(front, files, batches),
             ("/healthz", _READS, pages.health),
             ("/readyz", _READS, pages.ready),
             ("/metrics", _READS, pages.metrics),
             ("/v1/queue", _READS, listing.page),
             ("/v1/models", _READS, pages.models),
             ("/v1/models/{id:path}", _READS, pages.model),
-            ("/v1/files", (*_READS, "POST"), partial(front.admitted, files.collection)),
-            ("/v1/files/{id}", (*_READS, "DELETE"), partial(front.admitted, files.item)),
-            ("/v1/files/{id}/content", _READS, partial(front.admitted, files.content)),
-            ("/v1/batches", (*_READS, "POST"), partial(front.admitted, batches.collection)),
-            ("/v1/batches/{id}", _READS, partial(front.admitted, batches.item)),
-            ("/v1/batches/{id}/cancel", ("POST",), partial(front.admitted, batches.cancel)),
             ("/admin/backends", (*_READS, "POST"), admin.backends),
             ("/admin/backends/drain", ("POST",), admin.drain),
             ("/admin/backends/undrain", ("POST",), admin.undrain),

@@ -3,7 +3,6 @@
 import re
 import secrets
 from typing import Annotated, Any
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -28,6 +27,7 @@ from gateway.files import Files
 from gateway.files_form import EXPIRES_S_MAX, EXPIRES_S_MIN
 from gateway.pages import page
 from gateway.people import Who
+from gateway.query import limit, query
 
 ENDPOINTS = tuple(row.path for row in ROWS)
 BODY_BYTES_MAX = 64 << 10
@@ -151,8 +151,9 @@ class BatchesApi:
 
     async def _list(self, client: Client) -> None:
         who = self._who(client)
-        after, limit = _page(client)
-        found, more = await self._batches.own(path(who.user, who.sub), after, limit)
+        asked = query(client)
+        after, most = asked.get("after", ""), limit(asked, LIMIT_MAX, LIMIT)
+        found, more = await self._batches.own(path(who.user, who.sub), after, most)
         data = [shown(*batch) for batch in found]
         first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
         await _json(
@@ -231,20 +232,6 @@ def _expires(given: Any) -> int | None:
         )
         raise bad_request(text, "output_expires_after", "invalid_value")
     return asked.seconds
-
-
-def _page(client: Client) -> tuple[str, int]:
-    """(after, limit) of a query. Raises Refusal."""
-    raw: bytes = client.scope["query_string"]
-    try:
-        query = {k: v[-1] for k, v in parse_qs(raw.decode(), max_num_fields=16).items()}
-    except ValueError:
-        raise bad_request("The query is not one of UTF-8 with at most 16 fields.") from None
-    text = query.get("limit", str(LIMIT))
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
-    if not 1 <= limit <= LIMIT_MAX:
-        raise bad_request(f"`limit` must be from 1 to {LIMIT_MAX}.", "limit")
-    return query.get("after", ""), limit
 
 
 async def _json(client: Client, data: object) -> None:

@@ -25,7 +25,8 @@ FULL_S = (0.25, 2.0)
 KEEP_MS = 86_400_000
 """An answer that nobody collects is kept for so long after the window."""
 _ROWS = {row.path: row for row in ROWS}
-_NO_STREAM = ("stream", "stream_options")
+_ALONE = ("stream", "stream_options", "background")
+"""What a body may not ask for in a batch, where nobody follows it and all of it is later."""
 
 
 async def feed(run: Run, ended: int) -> int:
@@ -110,8 +111,8 @@ def _job(run: Run, line: Line, how: Lane) -> NewJob:
     """Raises Refusal for a body that cannot be asked for."""
     about, model = run.about, run.served
     body, fields = line.body, bodies.read(line.body)
-    if any(name in fields.top for name in _NO_STREAM):
-        body = msgspec.json.encode({n: v for n, v in fields.top.items() if n not in _NO_STREAM})
+    if any(name in fields.top for name in _ALONE):
+        body = msgspec.json.encode({n: v for n, v in fields.top.items() if n not in _ALONE})
         fields = bodies.read(body)
     left_ms = max(0, about.expires_ms - run.now_ms)
     return new_job(

@@ -368,3 +368,29 @@ async def test_others_find_a_place_in_the_queue(monkeypatch: pytest.MonkeyPatch)
             await pass_time(0.1)
         assert 5 <= most <= 10
         assert (await b.state(about)).completed == 30
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "answer"),
+    [
+        ("/v1/completions", {"prompt": "once", "max_tokens": 4}, "text_completion"),
+        ("/v1/embeddings", {"input": ["a", "b"]}, "list"),
+        (
+            "/v1/responses",
+            {"input": "hello", "max_output_tokens": 4, "background": True, "stream": True},
+            "response",
+        ),
+    ],
+)
+async def test_every_endpoint(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, body: dict[str, Any], answer: str
+) -> None:
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        b = await BatchWorld(w).start()
+        line = {"custom_id": "r1", "method": "POST", "url": endpoint}
+        content = jsonl({**line, "body": {"model": "m1", **body}})
+        about = await b.create(content, endpoint=endpoint)
+        batch = await b.over(about, 60)
+        assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}, batch
+        (found,) = b.lines(about, batch["output_file_id"])
+        assert found["response"]["body"]["object"] == answer
