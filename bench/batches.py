@@ -199,10 +199,13 @@ async def measure(plan: Plan, folder: Path) -> Part:
 
 
 def _figures(here: float, there: float, alone: Chat, beside: Chat, memory: Memory) -> list[Figure]:
-    first = [percentile(c.first_s, 0.99) for c in (alone, beside)]
+    first, middle = ([percentile(c.first_s, p) for c in (alone, beside)] for p in (0.99, 0.5))
     return [
         Figure(name="lines", unit="/s", value=here / there, direct=there, through=here,
                budget=Budget(0.9, more_is_better=True)),
+        Figure(name="chat's time to first token, p50, alone", unit="s", value=middle[0]),
+        Figure(name="the same beside the batches", unit="s", value=middle[1], direct=middle[0],
+               through=middle[1]),
         Figure(name="chat's time to first token, p99, alone", unit="s", value=first[0]),
         Figure(name="the same beside the batches", unit="s", value=first[1],
                direct=first[0], through=first[1], budget=Budget(1.5 * first[0])),
