@@ -57,7 +57,7 @@ async def test_the_documented_flow(batch_fleet: BatchFleet) -> None:
         await wait_until(lambda: batch_fleet.running() == [], timeout=5, what="nothing runs")
 
 
-async def test_a_worker_and_a_dispatcher_are_killed(batch_fleet: BatchFleet) -> None:
+async def test_a_worker_a_dispatcher_and_a_gateway_are_killed(batch_fleet: BatchFleet) -> None:
     """500 lines of two owners; whichever worker has the most in hand dies, the leader too."""
     batch_fleet.heal()
     async with batch_fleet.client(0) as alice, batch_fleet.client(1, "bob") as bob:
@@ -81,6 +81,9 @@ async def test_a_worker_and_a_dispatcher_are_killed(batch_fleet: BatchFleet) -> 
         leads = batch_fleet.leader("m1")
         assert leads is not None
         leads.kill()
+        batch_fleet.gateways[1].kill()  # batches are not its own
+    async with batch_fleet.client(0) as alice, batch_fleet.client(0, "bob") as bob:
+        clients = [alice, bob]
         results = await asyncio.gather(
             *(ended(c, b.id, 120) for c, b in zip(clients, batches, strict=True))
         )
