@@ -59,12 +59,13 @@ class Run:
     def run(self) -> bool:
         """To the end; True: every line has an answer. Raises ApiError."""
         digest, lines = self._read()
+        endpoint = self._endpoint or self._first_url()
         note = self._noted(digest)
         if not note.file:
             note.file = self._upload()
             self._save(note)
         if not note.batch:
-            note.batch = self._create(note.file)
+            note.batch = self._create(note.file, endpoint)
             self._save(note)
         batch = self._watch(note.batch, lines)
         fine = self._fetch(batch)
@@ -112,11 +113,10 @@ class Run:
             )
         return str(answer["id"])
 
-    def _create(self, file: str) -> str:
+    def _create(self, file: str, endpoint: str) -> str:
         for batch in self._api.get("/v1/batches", limit=100)["data"]:
             if batch.get("input_file_id") == file:  # made, and then this process was killed
                 return str(batch["id"])
-        endpoint = self._endpoint or self._first_url()
         answer = self._api.post(
             "/v1/batches",
             json={
