@@ -22,7 +22,9 @@ def test_a_new_one() -> None:
         assert made[name] is None
 
 
-@pytest.mark.parametrize("status", [*OVER, "validating", "in_progress", "finalizing", "cancelling"])
+@pytest.mark.parametrize(
+    "status", [*sorted(OVER), "validating", "in_progress", "finalizing", "cancelling"]
+)
 def test_the_official_client_reads_each(status: str) -> None:
     state = State(
         status=status, total=3, completed=2, failed=1, output_file_id="o", error_file_id="e",
