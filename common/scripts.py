@@ -14,6 +14,7 @@ out, for Lua makes each anew at every call of the script.
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
@@ -141,6 +142,11 @@ def _folder() -> Traversable:
 
 
 def load() -> dict[str, Script]:
-    """All verbs, read from the package's files."""
+    """All verbs, read from the package's files once in a process."""
+    return dict(_loaded())
+
+
+@cache
+def _loaded() -> dict[str, Script]:
     folder = _folder()
     return {v: parse(v, (folder / f"{v}.lua").read_text(encoding="utf-8")) for v in VERBS}

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from common import batches
+from gateway.batches import turns
 from tests.flow.batch_world import BatchWorld, Worker, jsonl, request
 from tests.flow.test_batches import engine, ids
 from tests.flow.world import world
@@ -53,7 +55,9 @@ async def _run(
     monkeypatch: pytest.MonkeyPatch, at: int, cancel: bool = False
 ) -> tuple[int, BatchWorld, Any, dict[str, Any]]:
     """A batch whose first worker dies at its point `at`; the points there were."""
-    async with world(monkeypatch, {"e1": engine()}) as w:
+    monkeypatch.setattr(batches, "LEASE_MS", 2_000)  # a shorter time of nothing
+    monkeypatch.setattr(turns, "RENEW_S", 0.5)
+    async with world(monkeypatch, {"e1": engine(step_ms=100)}) as w:
         b = await BatchWorld(w, ahead_lines=4).start(workers=0)
         lines = [request(n, max_tokens=4_000 if cancel and n > 5 else 4) for n in range(9)]
         lines[3]["body"]["max_tokens"] = -1
@@ -74,7 +78,7 @@ async def _run(
         batch = await over
         await pass_time(0.5)
         if await b.left():  # its lease was given a last time with the end
-            await pass_time(12)
+            await pass_time(4)
         assert await b.left() == []
         _check(b, about, batch, cancel)
         return bomb.points, b, about, batch
