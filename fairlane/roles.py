@@ -141,7 +141,7 @@ async def run_up(configuration: Configuration, say: Callable[[str], None]) -> No
         dispatcher = Dispatcher(settings, broker, new_id("dispatcher"), registry)
         gateway = Gateway(settings, broker, new_id("gateway"), registry)
         worker = BatchWorker(settings, broker, new_id("batch"), registry, server)
-        await worker.check()
+        batches = await _works(worker)
         stop, port = stop_event(), bound.getsockname()[1]
         parts = [gateway.configure, worker.configure]
         if not simulated:
@@ -151,13 +151,23 @@ async def run_up(configuration: Configuration, say: Callable[[str], None]) -> No
                 group.create_task(Reload(configuration, parts).run()),
                 group.create_task(dispatcher.run()),
                 group.create_task(gateway.run()),
-                group.create_task(worker.run()),
+                *([group.create_task(worker.run())] if batches else []),
                 group.create_task(_welcome(settings, gateway, port, simulated, say)),
             ]
             await serve(gateway, bound, stop)
             await dispatcher.stop()
             for task in own:
                 task.cancel()
+
+
+async def _works(worker: BatchWorker) -> bool:
+    """Whether batches can be run on this Redis; where not, everything else can."""
+    try:
+        await worker.check()
+    except ConfigError as e:
+        log.warning("%s: no batch is run here", e)
+        return False
+    return True
 
 
 async def _welcome(

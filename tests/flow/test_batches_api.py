@@ -13,9 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from common import keys
 from common.batch_settings import BatchSettings
+from common.broker import Broker, open_link
+from common.errors import ConfigError
 from common.outcomes import Outcome
 from common.service import running
 from common.wire import End
+from fairlane.roles import _works
 from gateway.batches.worker import BatchWorker
 from gateway.batches_api import NO_BATCH
 from gateway.files_api import NO_FILE
@@ -34,6 +37,7 @@ from tests.support.files import (
     upload,
 )
 from tests.support.gateway import Site, site
+from tests.support.redis_server import RedisServer
 from tests.support.wait import wait_until
 
 GIVEN = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
@@ -305,3 +309,22 @@ async def test_what_arq_is_told_is_no_pickle(tmp_path: Path) -> None:
         for packed in await wait_until(there, timeout=10, what="a job of arq's"):
             assert msgspec.msgpack.decode(packed)["f"] in ("tick", "clean", "turn")
         assert await s.broker.command("ZCARD", keys.BATCH_TURNS) >= 0
+
+
+async def test_a_cluster_has_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer
+) -> None:
+    broker = Broker(open_link(redis_server.url))
+    async with running(broker.run()):
+        await broker.up.wait()
+        worker = BatchWorker(settings(tmp_path), broker, "w1", CollectorRegistry())
+        await worker.check()
+
+        async def clustered(*args: object) -> bytes:
+            assert args == ("INFO", "cluster")
+            return b"# Cluster\r\ncluster_enabled:1\r\n"
+
+        monkeypatch.setattr(broker, "command", clustered)
+        with pytest.raises(ConfigError, match="Redis Cluster"):
+            await worker.check()
+        assert not await _works(worker), "fairlane up goes on without"

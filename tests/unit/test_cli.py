@@ -97,11 +97,6 @@ def test_redis_may_drop_jobs() -> None:
     assert "noeviction" in text
 
 
-def test_a_cluster_has_no_batch_worker() -> None:
-    with RedisServer(config={"cluster-enabled": "yes"}) as server:
-        assert "Redis Cluster" in complaint("batch-worker", "--redis", server.url)
-
-
 @pytest.mark.parametrize(("args", "words"), [
     (["gateway", "--port", "0", "--redis", "http://x"], ["redis.url", "redis://"]),
     (["dispatcher", "--redis", NOWHERE], ["no Redis at"]),
