@@ -46,8 +46,8 @@ from common.intake.policy import Policies
 from common.intake.queues import Queues
 from common.intake.routes import ROWS
 from common.job_settings import TTL_S_MAX
+from common.joblog import Live
 from common.keys import CLASSES
-from common.log import Live
 from common.settings import Settings
 from common.wire import Data, ServedModel
 

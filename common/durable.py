@@ -15,8 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from common import keys
-from common import log as logs
+from common import joblog, keys
 from common.broker import Broker
 from common.errors import BrokerError, WireError
 from common.job_settings import KEPT_MAX, TTL_S_MAX
@@ -197,7 +196,7 @@ class Durable:
         head: Head | None = None
         parts: list[bytes] = []
         attempt, size, after = 0, 0, ""
-        while entries := await logs.read(self._broker, k, about.id, after):
+        while entries := await joblog.read(self._broker, k, about.id, after):
             after = entries[-1].id
             for entry in entries:
                 for frame in entry.frames:
@@ -285,7 +284,7 @@ class Durable:
         await self._broker.command("PEXPIRE", key, TTL_S_MAX * 1000)
 
     async def _end(self, k: ModelKeys, job: str) -> End | None:
-        entry = await logs.last(self._broker, k, job)
+        entry = await joblog.last(self._broker, k, job)
         ends = [f for f in entry.frames if isinstance(f, End)] if entry else []
         return ends[-1] if ends else None
 

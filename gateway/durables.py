@@ -23,8 +23,8 @@ from common.intake.answers import (
 from common.intake.job import job_id
 from common.intake.models import Models
 from common.intake.queues import Queues
+from common.joblog import Live, TooManyFollowersError
 from common.keys import path
-from common.log import Live, TooManyFollowersError
 from common.settings import GatewaySettings
 from gateway.eta import Eta
 from gateway.intake import Accepted, Intake

@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from common.log import Entry
+from common.joblog import Entry
 from common.wire import Data, End, Head
 
 _ID = re.compile(r"([1-9][0-9]{0,15})-([0-9]{1,15})\.([0-9]{1,9}|end)\Z", re.ASCII)

@@ -14,7 +14,7 @@ from typing import Protocol
 from common.durable import About, Status
 from common.errors import BrokerError, WireError
 from common.intake.answers import RETRY_S_MIN, Headers, Refusal, unavailable
-from common.log import Entry, TooManyFollowersError
+from common.joblog import Entry, TooManyFollowersError
 from gateway.client import Client
 from gateway.durables import Durables
 from gateway.events import Cutter, Event

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from common import log as logs
+from common import joblog
 from common.durable import LISTED, About, Result, ResultTooLargeError, Status
 from common.intake import body as bodies
 from common.intake.answers import JSON_TYPE, Refusal, bad_request
@@ -68,7 +68,7 @@ class JobsApi:
         with outages():
             status = await self._durables.jobs.status(about)
             k = self._durables.queues.of(about.model).keys
-            last = await logs.last(self._durables.broker, k, about.id) if place else None
+            last = await joblog.last(self._durables.broker, k, about.id) if place else None
         if status.state == "unknown":
             raise Refusal(jobs.GONE)
         if place is not None and last is not None and place.beyond(last):

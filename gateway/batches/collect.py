@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from common import log as logs
+from common import joblog
 from common.batch_output import error_line, line_id, response_line
 from common.broker import Broker
 from common.errors import WireError
@@ -211,7 +211,7 @@ async def read_answer(broker: Broker, keys: ModelKeys, job: str) -> Answer:
     parts: list[bytes] = []
     attempt, size, after = 0, 0, ""
     try:
-        while entries := await logs.read(broker, keys, job, after, _FIRST):
+        while entries := await joblog.read(broker, keys, job, after, _FIRST):
             after = entries[-1].id
             for entry in entries:
                 for frame in entry.frames:

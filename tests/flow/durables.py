@@ -8,8 +8,8 @@ from common.intake.body import read
 from common.intake.job import job_id, new_job
 from common.intake.policy import Policies
 from common.intake.routes import ROWS
+from common.joblog import Live
 from common.jobs import NewJob
-from common.log import Live
 from common.queue import Queue
 from common.wire import Data, Head, ServedModel
 from tests.flow.world import LIMITS, Process, World

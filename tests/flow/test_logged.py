@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from common import log
+from common import joblog
 from common.logged import LOG_AHEAD, LOG_KEPT, Logged
 from common.outcomes import Outcome
 from common.wire import Data
@@ -47,7 +47,7 @@ class Run:
     async def data(self) -> bytes:
         """What a reader finds."""
         broker, keys = self.durables.broker, self.queue.keys
-        entries = await log.read(broker, keys, self.lease.job, count=10_000)
+        entries = await joblog.read(broker, keys, self.lease.job, count=10_000)
         return b"".join(f.data for e in entries for f in e.frames if isinstance(f, Data))
 
     async def settle(self) -> str:

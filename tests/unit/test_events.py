@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from common.log import Entry
+from common.joblog import Entry
 from common.outcomes import Outcome
 from common.wire import Data, End, Head
 from gateway.events import Cutter, Place, parse
