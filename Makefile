@@ -32,7 +32,7 @@ run: $(RUN) ## start Fairlane on this machine; needs no Redis and no engine
 test: $(DEV) ## all tests; ARGS for pytest instead
 ifeq ($(ARGS),)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit tests/scripts tests/stateful tests/flow
-	@$(BIN)/python -m pytest tests/real tests/test_*.py
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/real tests/test_*.py
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif

@@ -87,7 +87,7 @@ def test_input_that_is_none(up: Role, tmp_path: Path) -> None:
 
 def test_a_run_that_was_killed_is_taken_up_again(up: Role, tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text(lines(400, max_tokens=50))
+    source.write_text(lines(200, max_tokens=30))
     env = {**environment(), "FAIRLANE_API_URL": up.url}
     args = [str(FAIRLANE), "batch", "run", str(source), "--out", str(out)]
     first = subprocess.Popen(args, env=env, stderr=subprocess.DEVNULL)
@@ -101,7 +101,7 @@ def test_a_run_that_was_killed_is_taken_up_again(up: Role, tmp_path: Path) -> No
     done = command(up, "batch", "run", str(source), "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert len(httpx.get(f"{up.url}/v1/batches", trust_env=False).json()["data"]) == len(batches)
-    assert custom_ids(out) == sorted(f"r{i}" for i in range(400))
+    assert custom_ids(out) == sorted(f"r{i}" for i in range(200))
     assert not note.exists()
 
 

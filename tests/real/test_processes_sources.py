@@ -75,7 +75,7 @@ async def test_a_backend_is_added_and_drained_while_jobs_run(tmp_path: Path) -> 
                    tmp_path)  # fmt: skip
         new.start()
         await asyncio.to_thread(new.wait_ready, "/health")
-        asks = chats(120, "m1", 100, user="alice", tag="s")
+        asks = chats(70, "m1", 100, user="alice", tag="s")
         one, two = (Admin(gateway) for gateway in fleet.gateways)
         async with clients(fleet) as raw:
             open_ = [asyncio.ensure_future(raw[i % 2].send(ask)) for i, ask in enumerate(asks)]
