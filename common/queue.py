@@ -247,8 +247,8 @@ class Queue:
         now_ms: int = 0,
     ) -> Literal["settled", "lost", "unknown", "gap"]:
         """End a run once and publish its end; a durable job's, which is `log` unless its heir says
-        it, goes into its log. Nobody owns the job afterwards. After `gap` the frames before are to
-        be put into the log first.
+        it, goes into its log. Nobody owns the job afterwards. After `gap` (of one that
+        is finished) the frames before are to be put into the log first.
 
         `cost` None: what was booked stands. `learn`: units of cost for the user's mean. `ring`:
         tell the leader, where that is another dispatcher.

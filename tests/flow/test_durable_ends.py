@@ -1,0 +1,72 @@
+"""How durable jobs end whose answers cannot be whole: once, soon, and not again and again."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from common import logged
+from common.outcomes import Outcome
+from common.queue import Queue
+from sim.settings import EngineSettings
+from tests.flow.durables import Durables
+from tests.flow.world import world
+from tests.support.wait import pass_time, wait_until
+
+pytestmark = pytest.mark.looptime
+ENGINES = {"e1": EngineSettings(model="m1", max_num_seqs=4, step_ms=20, seed=1)}
+
+
+class Verbs:
+    """Counts the verbs of a run, and holds `append` back while it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: Counter[str] = Counter()
+        self.free = asyncio.Event()
+        self.free.set()
+        for verb in ("append", "settle", "requeue"):
+            monkeypatch.setattr(Queue, verb, self._wrapped(verb, getattr(Queue, verb)))
+
+    def _wrapped(self, verb: str, real: Any) -> Any:
+        async def call(*args: Any, **more: Any) -> Any:
+            self.calls[verb] += 1
+            if verb == "append":
+                await self.free.wait()
+            return await real(*args, **more)
+
+        return call
+
+
+async def test_cancelled_while_a_part_is_on_its_way_to_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verbs = Verbs(monkeypatch)
+    async with world(monkeypatch, ENGINES) as w:
+        d = await Durables(w).start()
+        about = await d.submit(d.job(output=4_000, stream=True, sink="s1"), stream=True)
+        await wait_until(lambda: verbs.calls["append"] > 20, timeout=20, what="it runs")
+        verbs.free.clear()
+        await pass_time(0.5)
+        assert await d.durable.cancel(about) == "flagged"
+        verbs.free.set()
+        async with asyncio.timeout(1.0):
+            status = await d.ended(about)
+        assert (status.state, status.outcome) == ("cancelled", Outcome.CANCELLED)
+        await pass_time(10.0)
+        assert verbs.calls["settle"] == 1 and not verbs.calls["requeue"]
+
+
+async def test_an_answer_that_is_larger_than_may_be_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logged, "LOG_BYTES_MAX", 150_000)
+    async with world(monkeypatch, ENGINES) as w:
+        d = await Durables(w).start()
+        about = await d.submit(d.job(output=4_000, stream=True, sink="s1"), stream=True)
+        async with asyncio.timeout(100):
+            status = await d.ended(about)
+        assert (status.state, status.outcome) == ("failed", Outcome.FAILED), status
+        assert "larger than" in status.message and status.tries == 0
+        engine = w.engines["e1"]
+        await wait_until(lambda: not engine.running(), timeout=5, what="the engine is let go")
