@@ -445,6 +445,20 @@ async def heartbeat(
     return reply.decode()  # type: ignore[no-any-return]
 
 
+async def describe(
+    broker: Broker, job: str, step: Literal["new", "in", "out", "told", "hooks"],
+    data: bytes = b"", lives_ms: int = 0,
+) -> int:  # fmt: skip
+    """Keep the description of a durable job: `new`, unless there is one; `in`, its job is in the
+    queue; `out`, it goes where the queue took the job from none of its submitters. `told` and
+    `hooks` count a webhook that was taken, or was not, which then is kept (`data`). 0: there was
+    nothing to change."""
+    reply = await broker.call(
+        "describe", about=keys.JOBS + job, step=step, data=data, lives_ms=lives_ms
+    )
+    return int(reply)
+
+
 def _numbers(weight: float, terms: Terms) -> str:
     """As a record has them."""
     return f"{weight!r} {terms.fixed!r} {terms.per_unit!r} {terms.per_square!r} {terms.most}"

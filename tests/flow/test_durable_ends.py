@@ -4,14 +4,17 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
-from common import logged
+from common import keys, logged
+from common.durable import About
+from common.jobs import Limits, NewJob
 from common.outcomes import Outcome
 from common.queue import Queue
 from sim.settings import EngineSettings
 from tests.flow.durables import Durables
-from tests.flow.world import world
+from tests.flow.world import LIMITS, world
 from tests.support.wait import pass_time, wait_until
 
 pytestmark = pytest.mark.looptime
@@ -70,3 +73,34 @@ async def test_an_answer_that_is_larger_than_may_be_kept(
         assert "larger than" in status.message and status.tries == 0
         engine = w.engines["e1"]
         await wait_until(lambda: not engine.running(), timeout=5, what="the engine is let go")
+
+
+async def test_one_submitter_is_refused_and_another_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The queue is full for the first, whose word of that comes late."""
+    refused, enqueue = asyncio.Event(), Queue.enqueue
+
+    async def late(queue: Queue, new: NewJob, limits: Limits) -> Any:
+        answer = await enqueue(queue, new, limits)
+        if answer.word == "full_user":
+            refused.set()
+            await pass_time(5.0)
+        return answer
+
+    monkeypatch.setattr(Queue, "enqueue", late)
+    async with world(monkeypatch, ENGINES) as w:
+        one, other = await Durables(w).start(), await Durables(w).start()
+        new = one.job(output=5)
+        about = About(
+            id=new.id, model="m1", user=new.user, cls=new.cls, path="/v1/chat/completions",
+            stream=False, created_ms=await one.broker.now_ms(), wait_ms=new.wait_ms, ttl_s=60,
+        )  # fmt: skip
+        full = msgspec.structs.replace(LIMITS, user_jobs=0)
+        first = asyncio.ensure_future(one.durable.submit(new, about, full))
+        await refused.wait()
+        assert (await other.durable.submit(new, about, LIMITS))[0] == "known"
+        assert (await first)[0] == "full_user"
+        assert await other.durable.find(new.id) == about
+        assert (await other.ended(about)).state == "completed"
+        assert await other.broker.command("PTTL", keys.JOBS + new.id) > 0
