@@ -118,7 +118,7 @@ class Logged:
 
     async def mend(self) -> bool:
         """Fill up the end of a log that Redis has lost; False: it lost more than is kept."""
-        if self._closed or not self._kept:
+        if self._closed or not self._kept or self._kept[0][0] >= self._limit:
             return False
         self._next = self._kept[0][0]
         await self.flush()

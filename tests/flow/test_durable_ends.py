@@ -104,3 +104,29 @@ async def test_one_submitter_is_refused_and_another_is_not(
         assert await other.durable.find(new.id) == about
         assert (await other.ended(about)).state == "completed"
         assert await other.broker.command("PTTL", keys.JOBS + new.id) > 0
+
+
+@pytest.mark.parametrize(("flagged", "state"), [(True, "cancelled"), (False, "failed")])
+async def test_a_log_that_cannot_be_filled_up_and_a_run_that_cannot_go_back(
+    monkeypatch: pytest.MonkeyPatch, flagged: bool, state: str
+) -> None:
+    """Redis lost more of the answer than is kept, and the job is cancelled, or out of tries."""
+    monkeypatch.setattr(logged, "LOG_KEPT", 100)
+    verbs, settle = Verbs(monkeypatch), Queue.settle
+    async with world(monkeypatch, ENGINES, dispatcher={"tries_max": 1}) as w:
+        d = await Durables(w).start()
+        about = await d.submit(d.job(output=100, stream=True, sink="s1"), stream=True)
+
+        async def after_a_loss(queue: Queue, *args: Any, **more: Any) -> Any:
+            monkeypatch.setattr(Queue, "settle", settle)
+            await d.broker.command("DEL", queue.keys.log(about.id))
+            if flagged:
+                await d.durable.cancel(about)
+            return await settle(queue, *args, **more)
+
+        monkeypatch.setattr(Queue, "settle", after_a_loss)
+        async with asyncio.timeout(30):
+            status = await d.ended(about)
+        assert status.state == state, status
+        await pass_time(10.0)
+        assert verbs.calls["settle"] == 2 and verbs.calls["requeue"] == 1
