@@ -1,8 +1,8 @@
 """Durable jobs: put on the queue by whoever, run like any other, and their answers kept.
 
 A job's description is in `fl:jobs:<id>`, its state in the record of the queue, its answer in its
-log. The description is written first: where the queue refuses the job it is taken away again, and
-what a submitter left that died in between expires.
+log. The description is written first, and expires: where the queue refuses the job it is taken away
+again, unless another submitter of the same id had more luck.
 
 Ownership: after `submit` the queue owns the job, as in common/queue.py; after its end nobody does,
 its record and its log stay for `ttl_s`.
@@ -22,7 +22,7 @@ from common.job_settings import KEPT_MAX, TTL_S_MAX
 from common.jobs import Limits, NewJob
 from common.keys import ModelKeys
 from common.outcomes import Outcome
-from common.queue import Queue
+from common.queue import Queue, describe
 from common.wire import Cancel, Data, End, Head, Usage, encode_controls
 
 TTL_S = 86_400
@@ -141,8 +141,7 @@ class Durable:
         `full_user` and `full_model`: the queue takes no more, and nothing stays. `conflict`: the id
         stands for another request.
         """
-        key, packed = keys.JOBS + new.id, msgspec.msgpack.encode(about)
-        fresh = await self._broker.command("HSETNX", key, "about", packed)
+        fresh = await self._describe(about, "new")
         if not fresh:
             known, inside = await self._described(new.id)
             if known is not None:
@@ -151,14 +150,13 @@ class Durable:
                 if inside:
                     return "known", known
                 about = known
-        lives_ms = about.wait_ms + (about.ttl_s + SPARE_S) * 1000
-        await self._broker.command("PEXPIRE", key, lives_ms)
         answer = await self._queue_of(about.model).enqueue(new, limits)
         if answer.word in ("full_user", "full_model", "cancelled"):
-            await self._broker.command("DEL", key)
+            await self._describe(about, "out")
             return ("full_user" if answer.word == "cancelled" else answer.word), about
         await self._listed(about)
-        await self._broker.command("HSET", key, "in", "1")
+        # Another submitter, whom the queue refused, may have taken it away meanwhile.
+        await self._describe(about, "in")
         return ("queued" if fresh else "known"), about
 
     async def find(self, id: str) -> About | None:
@@ -265,6 +263,11 @@ class Durable:
             else:
                 jobs.append(about)
         return jobs, len(names) > limit
+
+    async def _describe(self, about: About, step: Literal["new", "in", "out"]) -> int:
+        lives_ms = about.wait_ms + (about.ttl_s + SPARE_S) * 1000
+        packed = msgspec.msgpack.encode(about)
+        return await describe(self._broker, about.id, step, packed, lives_ms)
 
     async def _described(self, id: str) -> tuple[About | None, bool]:
         packed, inside = await self._broker.command("HMGET", keys.JOBS + id, "about", "in")

@@ -51,9 +51,13 @@ class Logged:
         self._limit = 0
         """Frames from here on are for a script that checks more, or not made yet."""
         self._had = 0
-        """Frames below this were in the log once."""
+        """Frames below this may be in the log, in entries cut as they were then."""
+        self._done = 0
+        """Frames below this were in it once."""
         self._ahead = 0
         self._bytes = 0
+        self.too_large = False
+        """More than LOG_BYTES_MAX came: it is not to be had, from no engine."""
         self._closed = False
         self._moved = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
@@ -63,16 +67,20 @@ class Logged:
     ) -> list[bytes]:
         """The frames of the head and the first data, for `start` or `settle`."""
         head = Head(self.job, self.attempt, self.seq, status, headers, stream)
+        self._bytes += len(data)
         return [self._keep(head), *self._cut(data)]
 
-    def data(self, data: bytes) -> None:
-        """Put whole events, or a piece of a body, into the log. Call `room` before making more."""
+    def data(self, data: bytes) -> bool:
+        """Put whole events, or a piece of a body, into the log. Call `room` before making more.
+        False: it is more than may be kept, and the run is over."""
         self._ahead += sum(map(len, self._cut(data)))
         self._bytes += len(data)
         self._limit = self.seq
-        if self._bytes > LOG_BYTES_MAX:
+        if self._bytes > LOG_BYTES_MAX and not self.too_large:
+            self.too_large = True
             self._stop(Outcome.FAILED)
         self._pour()
+        return not self.too_large
 
     def end(self, outcome: Outcome, message: str, usage: Usage | None, now: float) -> bytes:
         """The end frame, for `settle`. Nothing may follow it."""
@@ -88,7 +96,7 @@ class Logged:
 
     def grant(self) -> None:
         """A script has put all frames there are into the log."""
-        self._next = self._limit = self._had = self.seq
+        self._next = self._limit = self._had = self._done = self.seq
         self._trim()
 
     def full(self) -> bool:
@@ -110,7 +118,7 @@ class Logged:
 
     async def mend(self) -> bool:
         """Fill up the end of a log that Redis has lost; False: it lost more than is kept."""
-        if self._closed or not self._kept:
+        if self._closed or not self._kept or self._kept[0][0] >= self._limit:
             return False
         self._next = self._kept[0][0]
         await self.flush()
@@ -168,9 +176,10 @@ class Logged:
         return frames
 
     def _appended(self, frames: list[bytes]) -> None:
-        if self._next >= self._had:
+        if self._next >= self._done:
             self._ahead -= sum(map(len, frames))
         self._next += len(frames)
+        self._done = max(self._done, self._next)
         self._had = max(self._had, self._next)
         self._trim()
         self._moved.set()
@@ -187,6 +196,7 @@ class Logged:
             except BrokerError as e:
                 log.debug("append to the log of %s: %s", self.job, e)
                 word = "unknown"
+                self._had = max(self._had, span[1] + 1)  # this entry may be there all the same
             if word == "appended":
                 failed = 0
                 self._appended(frames)

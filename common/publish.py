@@ -118,6 +118,8 @@ class Outgoing:
         self.sent = 0
         """Bytes of data since the start."""
         self.taken = 0
+        self.too_large = False
+        """Never: nothing of it is kept beyond its windows."""
         self.ended_at: float | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -140,12 +142,13 @@ class Outgoing:
         head = Head(self.job, self.attempt, self.seq, status, headers, stream)
         return [self._keep(head), *self._cut(data)]
 
-    def data(self, data: bytes) -> None:
-        """Send whole events, or a piece of a body. Call `room` before making more."""
+    def data(self, data: bytes) -> bool:
+        """Send whole events, or a piece of a body. Call `room` before making more. True."""
         frames = self._cut(data)
         self.grant()
         for frame in frames:
             self._box.put(frame)
+        return True
 
     def grant(self) -> None:
         """A script has published all frames there are: they may be sent again."""

@@ -247,8 +247,8 @@ class Queue:
         now_ms: int = 0,
     ) -> Literal["settled", "lost", "unknown", "gap"]:
         """End a run once and publish its end; a durable job's, which is `log` unless its heir says
-        it, goes into its log. Nobody owns the job afterwards. After `gap` the frames before are to
-        be put into the log first.
+        it, goes into its log. Nobody owns the job afterwards. After `gap` (of one that
+        is finished) the frames before are to be put into the log first.
 
         `cost` None: what was booked stands. `learn`: units of cost for the user's mean. `ring`:
         tell the leader, where that is another dispatcher.
@@ -443,6 +443,20 @@ async def heartbeat(
         keep_ms=GATEWAY_KEEP_MS,
     )  # fmt: skip
     return reply.decode()  # type: ignore[no-any-return]
+
+
+async def describe(
+    broker: Broker, job: str, step: Literal["new", "in", "out", "told", "hooks"],
+    data: bytes = b"", lives_ms: int = 0,
+) -> int:  # fmt: skip
+    """Keep the description of a durable job: `new`, unless there is one; `in`, its job is in the
+    queue; `out`, it goes where the queue took the job from none of its submitters. `told` and
+    `hooks` count a webhook that was taken, or was not, which then is kept (`data`). 0: there was
+    nothing to change."""
+    reply = await broker.call(
+        "describe", about=keys.JOBS + job, step=step, data=data, lives_ms=lives_ms
+    )
+    return int(reply)
 
 
 def _numbers(weight: float, terms: Terms) -> str:

@@ -25,7 +25,7 @@ Value = str | bytes | int | float
 
 VERBS = (
     "lead", "enqueue", "pop", "start", "renew", "charge", "settle", "ack", "requeue", "assert",
-    "cancel", "heartbeat", "reap", "snapshot", "append", "forget",
+    "cancel", "heartbeat", "reap", "snapshot", "append", "forget", "describe",
     "batch_take", "batch_commit", "batch_cancel",
 )  # fmt: skip
 

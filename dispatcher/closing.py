@@ -139,7 +139,7 @@ class Closing:
         learn = run.pricing.unit(run.spent(), run.seconds(now)) if whole else None
         cost = run.cost(now) if served else 0.0
         span = run.out.span(len(ending.frames) + 1)
-        for _ in range(2):
+        for _ in range(3):  # a Redis that lost the run may have lost a part of its log too
             word = await self._persist(
                 lambda: run.queue.settle(
                     run.lease, self._owner, ending.outcome, batch,

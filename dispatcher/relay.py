@@ -170,7 +170,8 @@ class Relay:
             if kept <= USAGE_BODY_MAX:
                 parts.append(data)
             if run.started:
-                run.out.data(data)
+                if not run.out.data(data):
+                    break
                 self._heard(run)
             elif kept > FRAME_BYTES_MAX:
                 frames = run.out.first(200, heads, False, b"".join(parts))
@@ -256,8 +257,7 @@ class Relay:
 
     async def _forward(self, run: Run, answer: Answer, step: Step) -> bool:
         if run.started:
-            run.out.data(step.data)
-            return True
+            return run.out.data(step.data)
         return await self._closing.start(run, run.out.first(200, answer.headers, True, step.data))
 
     def _stream_error(self, run: Run, error: ErrorInfo, *, seen: bool) -> Ending:

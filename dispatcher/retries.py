@@ -20,6 +20,8 @@ from dispatcher.backend import Backend
 from dispatcher.closing import MESSAGES, Ending
 from dispatcher.runs import Run
 
+TOO_LARGE = "The answer is larger than may be kept."
+
 
 class Retries:
     """Says how failed runs end, and counts those that are tried again."""
@@ -47,6 +49,8 @@ class Retries:
     def stopped(self, run: Run, why: Outcome) -> Ending:
         """`Run.stop` ended it: TRIES is of a run whose backend is dead, FAILED of a begun answer
         that it will not end, or of any when this process stops."""
+        if run.out.too_large:
+            return Ending(Outcome.FAILED, TOO_LARGE)
         again = run.lease.durable or not run.started
         if why is Outcome.TIMEOUT and run.lease.durable:
             why = Outcome.TRIES

@@ -32,11 +32,18 @@ class Api:
     """The HTTP API of a gateway, with one key."""
 
     def __init__(self, url: str, key: str | None) -> None:
+        """`url` may be the one that OpenAI's clients are given, with `/v1` at its end. Raises
+        ApiError where one of the two cannot be used; it does not say what the key is."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ApiError("--key has characters that no key has")
+        if not url.startswith(("http://", "https://")):
+            raise ApiError(f"--url must begin with http:// or https://, and is {url}")
+        url = url.rstrip("/").removesuffix("/v1")
         try:
-            self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT)
-        except (httpx.InvalidURL, UnicodeEncodeError, ValueError) as e:
-            raise ApiError(f"--url or --key cannot be used: {e}") from None
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
+        except (httpx.InvalidURL, ValueError) as e:
+            raise ApiError(f"--url cannot be used: {e}") from None
         self._url = url
 
     def __enter__(self) -> "Api":

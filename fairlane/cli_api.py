@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fairlane.api import Api
 from fairlane.batch_run import Run
-from fairlane.jobs_show import followed, listed, shown
+from fairlane.jobs_show import followed, listed, path, shown
 
 Command = Callable[..., Any]
 
@@ -93,7 +93,7 @@ def show(job: str, url: str, key: str | None) -> None:
 def cancel(job: str, url: str, key: str | None) -> None:
     """Stop one, wherever it is; of one that has ended, delete its answer."""
     with Api(url, key) as api:
-        found: dict[str, Any] = api.delete(f"/v1/jobs/{job}")
+        found: dict[str, Any] = api.delete(path(job))
         state = "deleted, as it had ended" if found.get("deleted") else found.get("state")
         click.echo(f"{found.get('id', job)}: {state}")
 
@@ -103,7 +103,7 @@ def cancel(job: str, url: str, key: str | None) -> None:
 @click.option("--raw", is_flag=True, help="The events as they are.")
 @_options
 def follow(job: str, raw: bool, url: str, key: str | None) -> None:
-    """Print its answer as it comes, from the beginning."""
+    """Print its answer as it comes, from the beginning. Exit code 1 where the job fails."""
     out = sys.stdout.buffer
     with Api(url, key) as api:
         for part in followed(api, job, raw=raw, wait=time.sleep):

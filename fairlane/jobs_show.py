@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
+from click.exceptions import Exit
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +15,11 @@ from fairlane.api import AGAIN_S_MAX, LATER, Api, ApiError
 
 FOLLOW_TRIES = 100
 """A followed stream that breaks is taken up again so often in a row."""
+
+
+def path(job: str) -> str:
+    """Where a job is, whatever its id is written like."""
+    return f"/v1/jobs/{quote(job, safe='')}"
 
 
 def listed(api: Api, limit: int, console: Console) -> None:
@@ -32,24 +39,27 @@ def listed(api: Api, limit: int, console: Console) -> None:
 
 def shown(api: Api, job: str) -> bytes:
     """One job, as the API tells it. Raises ApiError."""
-    return msgspec.json.format(msgspec.json.encode(api.get(f"/v1/jobs/{job}")))
+    return msgspec.json.format(msgspec.json.encode(api.get(path(job))))
 
 
 def followed(api: Api, job: str, *, raw: bool, wait: Callable[[float], object]) -> Iterator[bytes]:
     """A job's answer as it comes, taken up where it was whenever the connection breaks: its events
-    as they are, or the text in them. Raises ApiError."""
+    as they are, or the text in them. Raises ApiError, and Exit (1) after the end of a job that
+    fails."""
     last, failed, begun = "", 0, False
     while True:
         try:
             headers = {"last-event-id": last} if last else None
-            with api.stream(f"/v1/jobs/{job}/events", headers) as answer:
+            with api.stream(f"{path(job)}/events", headers) as answer:
                 begun = True
-                for event in _events(answer.iter_lines()):
+                for event in _events(_lines(answer.iter_text())):
                     failed = 0
                     last = event.get("id", last)
                     kind = event.get("event", "")
                     yield _raw(event) if raw else _text(kind, event.get("data", ""))
-                    if kind in ("end", "error"):
+                    if kind == "error":
+                        raise Exit(1)
+                    if kind == "end":
                         return
         except (httpx.HTTPError, ApiError) as e:
             again = begun and (not isinstance(e, ApiError) or e.status in (0, *LATER))
@@ -57,6 +67,15 @@ def followed(api: Api, job: str, *, raw: bool, wait: Callable[[float], object]) 
                 raise ApiError(str(e)) from None
         failed += 1
         wait(min(AGAIN_S_MAX, 0.2 * 2 ** min(failed, 6)))
+
+
+def _lines(texts: Iterator[str]) -> Iterator[str]:
+    """Lines as event streams have them; httpx's own end at every line separator of Unicode too,
+    which an answer may have in it."""
+    held = ""
+    for text in texts:
+        *lines, held = (held + text).split("\n")
+        yield from lines
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, str]]:
@@ -86,19 +105,28 @@ def _text(kind: str, data: str) -> bytes:
         return b"\n"
     try:
         found: Any = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeError):
         return b""
     if not isinstance(found, dict):
         return b""
-    if "error" in found:
-        return f"\n[failed: {found['error'].get('message', '')}]\n".encode()
-    texts = [
-        (c.get("delta") or c.get("message") or {}).get("content") or c.get("text") or ""
-        for c in found.get("choices") or []
-    ]
+    if found.get("error") is not None:
+        error = found["error"]
+        text = error.get("message", "") if isinstance(error, dict) else error
+        return f"\n[failed: {text}]\n".encode(errors="replace")
+    choices = found.get("choices")
+    texts = [str(_said(c)) for c in (choices if isinstance(choices, list) else []) if c]
     if kind == "response.output_text.delta" or found.get("type") == "response.output_text.delta":
         texts.append(str(found.get("delta", "")))
-    return "".join(texts).encode()
+    return "".join(texts).encode(errors="replace")
+
+
+def _said(choice: Any) -> object:
+    """The text of a choice; an engine may send anything."""
+    if not isinstance(choice, dict):
+        return ""
+    part = choice.get("delta") or choice.get("message")
+    text = part.get("content") if isinstance(part, dict) else None
+    return text or choice.get("text") or ""
 
 
 def _time(seconds: object) -> str:

@@ -40,16 +40,18 @@ def check_url(url: str, private: bool) -> None:
         raise UnsafeUrlError("`webhook` must hold no user or password.")
     if "%" in host:
         raise UnsafeUrlError("`webhook` has a host with escapes or a zone.")
-    if private:
-        return
     name = host.rstrip(".")
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
+        if name.replace(".", "").isdigit():  # what some take for an address without looking it up
+            raise UnsafeUrlError("`webhook` has an address that is none.") from None
+        if private:
+            return
         if name in _LOCAL or name.endswith(tuple(f".{end}" for end in _LOCAL)):
             raise UnsafeUrlError("`webhook` must go to a public address.") from None
         return
-    if not public(address):
+    if not (private or public(address)):
         raise UnsafeUrlError("`webhook` must go to a public address.")
 
 

@@ -24,6 +24,7 @@ from common.intake.models import Models
 from common.intake.queues import KEPT_MAX
 from common.job_settings import webhook_key
 from common.key_settings import KeySettings
+from common.queue import describe
 from common.settings import GatewaySettings
 from gateway import jobs
 from gateway.durables import SINK, Durables
@@ -60,6 +61,8 @@ class Webhooks:
         self._replica = replica
         self._metrics = metrics
         self._sender = sender
+        self._from = 0
+        """How many of those that are due, from the first on, the next look leaves out."""
         self._running: dict[str, str] = {}
         """Jobs whose webhooks are on their way -> their owners."""
         self.configure(configured)
@@ -117,8 +120,10 @@ class Webhooks:
             return []
         now = await self._broker.now_ms()
         ids = await self._broker.command(
-            "ZRANGEBYSCORE", keys.WEBHOOKS, "-inf", now, "LIMIT", 0, TAKEN_MAX
+            "ZRANGEBYSCORE", keys.WEBHOOKS, "-inf", now, "LIMIT", self._from, TAKEN_MAX
         )
+        # One user's may be the first of them all: who comes behind them is looked at too.
+        self._from = self._from + TAKEN_MAX if len(ids) == TAKEN_MAX else 0
         users, found = Counter(self._running.values()), list[About]()
         for id in (i.decode() for i in ids):
             about = None if id in self._running else await self._described(id)
@@ -151,12 +156,15 @@ class Webhooks:
         """Send one and write down what came of it; where Redis does not take that, it is sent again
         once the lock is over."""
         try:
-            status = await self._jobs.status(about)
-            if not status.over:  # Redis forgot its end: it runs again, and ends again
-                await self._broker.command("ZREM", keys.WEBHOOKS, about.id)
-                return
-            taken = await self._send(about, _payload(jobs.shown(status)))
-            await self._note(about, taken)
+            body = await self._broker.command("HGET", keys.JOBS + about.id, "hook")
+            if body is None:
+                status = await self._jobs.status(about)
+                if not status.over:  # Redis forgot its end: it runs again, and ends again
+                    await self._broker.command("ZREM", keys.WEBHOOKS, about.id)
+                    return
+                body = _payload(jobs.shown(status))
+            taken = await self._send(about, body)
+            await self._note(about, body, taken)
             await self._broker.command("DEL", keys.WEBHOOK + about.id)
         except (BrokerError, WireError) as e:
             log.debug("webhook of %s: %s", about.id, e)
@@ -180,14 +188,17 @@ class Webhooks:
             log.info("the webhook of job %s was answered with %d", about.id, status)
         return 200 <= status < 300
 
-    async def _note(self, about: About, taken: bool) -> None:
-        key = keys.JOBS + about.id
+    async def _note(self, about: About, body: bytes, taken: bool) -> None:
+        """`body` is that of the next try too: the answer may be gone by then."""
         if taken:
-            await self._broker.command("HSET", key, "told", "1")
+            await describe(self._broker, about.id, "told")
             await self._broker.command("ZREM", keys.WEBHOOKS, about.id)
             self._metrics.webhook("delivered")
             return
-        tries = int(await self._broker.command("HINCRBY", key, "hooks", 1))
+        tries = await describe(self._broker, about.id, "hooks", body)
+        if not tries:  # the job was deleted meanwhile
+            await self._broker.command("ZREM", keys.WEBHOOKS, about.id)
+            return
         again = again_s(about.id, tries)
         if again is None:
             log.warning("gave up the webhook of job %s after %d tries", about.id, tries)

@@ -113,7 +113,8 @@ class Runs(State):
             return "settled"
         if job.state != "running" or not pair or (heir and not due):
             return "lost"
-        if job.keep and not heir and log and self.fits(job.id, run.attempt, log) != "next":
+        fit = self.fits(job.id, run.attempt, log) if job.keep and not heir and log else "next"
+        if fit == "there" or (fit == "gap" and outcome == Outcome.FINISHED):
             return "gap"
         backend = job.backend
         self._correct(job, cost, learn)

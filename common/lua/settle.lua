@@ -34,7 +34,7 @@
 -- ARGV ended_prefix str  keys of the lists of ended jobs begin so
 -- ARGV frames    bytes  wire.Batch
 -- ARGV bell      str    channel; empty: nobody else need know
--- RETURNS 'settled' | 'lost' | 'unknown' | 'gap': frames before these are missing in the log
+-- RETURNS 'settled' | 'lost' | 'unknown' | 'gap': frames of a whole answer are missing in the log
 
 local r = redis.call('HMGET', record, 'state', 'owner', 'attempt', 'user', 'charged', 'terms',
   'backend', 'keep', 'sink')
@@ -52,7 +52,9 @@ if (state == 'done' and pair) or (state == 'orphaned' and expired) then
 end
 if state ~= 'running' or not pair or (heir == 1 and not expired) then return 'lost' end
 if keep and heir == 1 then entry = string.format('%.0f-1', attempt + 1) end
-if keep and heir == 0 and fits(log, entry, first) ~= 'next' then return 'gap' end
+local fit = keep and heir == 0 and fits(log, entry, first)
+-- Only a whole answer must be without gaps.
+if fit == 'there' or (fit == 'gap' and outcome == 'finished') then return 'gap' end
 
 -- A first write that needs no memory lets the rest go on while Redis is full.
 redis.call('DEL', body)

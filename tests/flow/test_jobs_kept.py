@@ -1,5 +1,7 @@
 """Whose durable jobs are, how many are kept, and that none of an answer is left out."""
 
+import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -7,10 +9,11 @@ import pytest
 from common import keys
 from common.durable import About, Status
 from common.key_settings import KeySettings
+from common.queue import Queue
 from tests.flow.http import ALICE, BOB, Site, events, job
 from tests.flow.test_jobs import ended, engine
 from tests.flow.world import world
-from tests.support.wait import wait_until
+from tests.support.wait import pass_time, wait_until
 
 pytestmark = pytest.mark.looptime
 
@@ -85,3 +88,47 @@ async def test_an_end_that_comes_while_a_reader_looks(monkeypatch: pytest.Monkey
         monkeypatch.setattr(jobs, "status", late)
         told = events((await a.ask("GET", f"/v1/jobs/{id}/events")).body)
         assert looked >= 2 and b"event: result\n" in told and b"event: end\n" in told
+
+
+@pytest.mark.parametrize("left", [0, 20])
+async def test_back_at_an_event_that_redis_has_lost(
+    monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """A Redis that was restarted may have lost the end of a log, or all of it, and a reader comes
+    back before it is there again."""
+    free, append = asyncio.Event(), Queue.append
+    free.set()
+
+    async def held(*args: Any, **more: Any) -> Any:
+        await free.wait()
+        return await append(*args, **more)
+
+    monkeypatch.setattr(Queue, "append", held)
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        a = await Site(w, "a").start()
+        id = (await a.ask("POST", "/v1/jobs", job(300, stream=True))).json["id"]
+        path, broker = f"/v1/jobs/{id}/events", a.process.broker
+        log = keys.ModelKeys("m1").log(id)
+        async with a.open(path) as e:
+            await wait_until(lambda: e.body.count(b"id: ") > 60, timeout=60)
+            free.clear()
+            await pass_time(1)
+            had = events(e.body)
+        last = had[had.rindex(b"id: ") + 4 :].split(b"\n")[0].decode()
+        entries = await broker.command("XRANGE", log, "-", "+")
+        await broker.command("DEL", log)
+        for entry, fields in entries[:left]:
+            await broker.command("XADD", log, entry, *fields)
+        async with a.open(path, headers={"last-event-id": last}) as back:
+            await pass_time(3)
+            free.set()
+            await back.until_over(60)
+            assert back.status == 200
+            whole = events((await a.ask("GET", path)).body)
+            assert b"".join(map(_without_ids, (had, events(back.body)))) == _without_ids(whole)
+            assert b"event: restart" not in whole
+
+
+def _without_ids(told: bytes) -> bytes:
+    """What was put there again may have other ids."""
+    return re.sub(rb"^id: .*\n", b"", told, flags=re.M)

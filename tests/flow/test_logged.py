@@ -1,10 +1,12 @@
 """A run's frames in its log: in order, whole, and filled up again where Redis lost the end."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from common import joblog
+from common.errors import BrokerUncertain
 from common.logged import LOG_AHEAD, LOG_KEPT, Logged
 from common.outcomes import Outcome
 from common.wire import Data
@@ -163,3 +165,28 @@ async def test_it_waits_for_a_redis_that_is_away(alone) -> None:  # type: ignore
         w.server.connected = True
         await flushing
         assert await run.data() == b"firstmore" and not run.over
+
+
+async def test_an_append_whose_answer_was_lost_while_more_came(alone) -> None:  # type: ignore[no-untyped-def]
+    async with alone as w:
+        run = await begun(w)
+        append, calls = run.queue.append, 0
+
+        async def unheard(*args: Any, **more: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            assert calls < 20, "it goes round and round"
+            word = await append(*args, **more)
+            if calls == 1:
+                run.out.data(b"c")
+                raise BrokerUncertain("the connection broke before the answer")
+            return word
+
+        run.queue.append = unheard  # type: ignore[method-assign]
+        run.out.data(b"a")
+        await run.out.flush()
+        run.out.data(b"b" * LOG_AHEAD)
+        await run.out.flush()
+        assert await run.data() == b"firstac" + b"b" * LOG_AHEAD and not run.over
+        assert not run.out.full()
+        assert await run.settle() == "settled"

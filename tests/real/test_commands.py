@@ -127,6 +127,7 @@ def test_jobs(up: Role) -> None:
     assert followed.stdout.strip() == _text(raw.stdout).strip() != ""
     assert raw.stdout.endswith("\n\n") and "event: end" in raw.stdout
     assert made["id"] in command(up, "jobs", "ls").stdout
+    assert made["id"] in command(up, "jobs", "ls", "--url", f"{up.url}/v1").stdout
     shown = json.loads(command(up, "jobs", "show", made["id"]).stdout)
     assert shown["state"] == "completed" and shown["usage"]["output_tokens"] == 30
     assert "deleted" in command(up, "jobs", "cancel", made["id"]).stdout
@@ -141,8 +142,13 @@ def _text(raw: str) -> str:
 
 @pytest.mark.parametrize(
     "args",
-    [["jobs", "ls"], ["jobs", "show", "x"], ["jobs", "follow", "x"], ["jobs", "ls", "--key", "ü"]],
-)
+    [
+        ["jobs", "ls"], ["jobs", "show", "x"], ["jobs", "follow", "x"],
+        ["jobs", "show", "a\nb"], ["jobs", "follow", "a\nb"], ["jobs", "cancel", "a\nb"],
+        ["jobs", "ls", "--url", "127.0.0.1:9"], ["jobs", "ls", "--url", "http://[x"],
+        *(["jobs", "ls", "--key", f"hush{c}hush"] for c in ("ü", "\n")),
+    ],
+)  # fmt: skip
 def test_no_gateway(args: Sequence[str]) -> None:
     env = {**environment(), "FAIRLANE_API_URL": "http://127.0.0.1:9"}
     done = subprocess.run(
@@ -150,3 +156,4 @@ def test_no_gateway(args: Sequence[str]) -> None:
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr and done.stderr.startswith("Error: ")
+    assert "hush" not in done.stderr

@@ -7,9 +7,9 @@ import pytest
 
 from common.batches import Batches
 from common.errors import BrokerRefused
-from common.keys import BATCH, GATEWAYS
+from common.keys import BATCH, GATEWAYS, JOBS
 from common.outcomes import Outcome
-from common.queue import heartbeat
+from common.queue import describe, heartbeat
 from common.scripts import VERBS
 from tests.scripts.scene import LEADER, NOW, REPLICA, Scene
 
@@ -22,6 +22,7 @@ CALLS: dict[str, Callable[[Scene, Any], Awaitable[object]]] = {
     "start": lambda s, r: s.queue.start("j", LEADER, r.attempt, s.channel, b"first"),
     "append": lambda s, r: s.queue.append("j", LEADER, r.attempt, b"more", (0, 0)),
     "forget": lambda s, r: s.queue.forget(["j"]),
+    "describe": lambda s, r: describe(s.broker, "j", "new", b"about", 1_000),
     "renew": lambda s, r: s.queue.renew([("j", r.attempt, "b2")], LEADER, now_ms=NOW),
     "charge": lambda s, r: s.queue.charge([(r, 9e9)], LEADER),
     "settle": lambda s, r: s.settle(r, cost=5.0, learn=3),
@@ -81,7 +82,7 @@ async def test_a_key_of_another_type_is_an_error_and_stays(scene: Scene, verb: s
     await scene.enqueue("k")
     job = {"enqueue": "new", "cancel": "k"}.get(verb, "j")
     key = {"board": scene.keys.board}.get(KEYS.get(verb, ""), scene.keys.record(job))
-    key = GATEWAYS if verb == "heartbeat" else key
+    key = {"heartbeat": GATEWAYS, "describe": JOBS + "j"}.get(verb, key)
     key = {"batch_take": BATCH + "b2"}.get(verb, BATCH + "b1") if "batch" in verb else key
     await scene.broker.command("SET", key, "of another type")
     before = await scene.dump()

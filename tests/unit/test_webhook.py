@@ -21,6 +21,7 @@ PRIVATE = [
     "http://127.0.0.1./", "http://metadata.google.internal/",
 ]  # fmt: skip
 NEVER = [
+    "http://127.1/", "http://2130706433", "http://0177.0.0.1/", "http://0/", "http://1.2.3.4.5/",
     "", "x", "ftp://example.org/", "//example.org/", "http://", "http:///x", "http://u@example.org/",
     "http://u:p@example.org/", "http://:p@example.org/", "http://example.org:0/",
     "http://example.org:99999/", "http://example.org/\r\nx: y", "http://exa mple.org/",
