@@ -67,10 +67,18 @@ class Store:
     """Objects by path. Paths are the caller's own: segments of `[A-Za-z0-9._-]` with slashes
     between. Every method may raise StoreError."""
 
-    def __init__(self, url: str | None = None, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        options: Mapping[str, str] | None = None,
+        *,
+        make: bool = True,
+    ) -> None:
         """As in StoreSettings. A local directory is made for the first object, with access for its
-        owner alone. Raises ConfigError where url and options make no store."""
+        owner alone; not `make`: one that is not there is a StoreError in every method, for those
+        who know that something is in it. Raises ConfigError where these make no store."""
         self._store: Any = None
+        self._make = make
         self._local = url is None or url.startswith("file:")
         self._url = url
         if url is None or self._local:
@@ -219,11 +227,13 @@ class Store:
         """obstore's store. Raises FileNotFoundError where there is no directory, and this is not
         to make it. `make`: obstore would make it with access for everybody, where it was removed
         meanwhile too."""
-        if self._store is not None and not (make and self._local):
+        if self._store is not None and not (self._local and (make or not self._make)):
             return self._store
         folder = self._folder()
         try:
-            if make:
+            if not self._make and not folder.exists():
+                raise StoreError("the store's directory is not there")
+            if make and self._make:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             elif not folder.exists():
                 raise FileNotFoundError

@@ -6,6 +6,7 @@ where it was. Nothing is uploaded or asked twice.
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,43 @@ class Run:
 
     def run(self) -> bool:
         """To the end; True: every line has an answer. Raises ApiError."""
+        try:
+            self._check_places()
+            return self._run()
+        except OSError as e:
+            name = f"{e.filename}: " if e.filename else ""
+            raise ApiError(f"{name}{e.strerror or e}") from None
+
+    def _check_places(self) -> None:
+        """Before anything is sent: what cannot be written at the end was asked in vain."""
+        taken = {self._source.resolve(): str(self._source)}
+        for path in (self._out, self._errors, self._note_path):
+            if not os.access(path.parent, os.W_OK):
+                raise ApiError(f"{path} cannot be written: {path.parent} is no folder to write to")
+            if path.exists() and not path.is_file():
+                raise ApiError(f"{path} cannot be written: it is no ordinary file")
+            if other := taken.get(path.resolve()):
+                raise ApiError(f"{path} would be written over {other}: choose another name")
+            taken[path.resolve()] = str(path)
+
+    def _run(self) -> bool:
         digest, lines = self._read()
         endpoint = self._endpoint or self._first_url()
         note = self._noted(digest)
-        if not note.file:
-            note.file = self._upload()
-            self._save(note)
-        if not note.batch:
-            note.batch = self._create(note.file, endpoint)
-            self._save(note)
-        batch = self._watch(note.batch, lines)
+        known = bool(note.file)
+        try:
+            if not note.file:
+                note.file = self._upload()
+                self._save(note)
+            if not note.batch:
+                note.batch = self._create(note.file, endpoint)
+                self._save(note)
+            batch = self._watch(note.batch, lines)
+        except ApiError as e:
+            if e.status == 404 and known:
+                text = f"{e.message} It is from {self._note_path}: remove that to begin anew"
+                raise ApiError(text, e.status) from None
+            raise
         fine = self._fetch(batch)
         if not self._keep:
             self._tidy(note, batch)
@@ -151,10 +179,13 @@ class Run:
                 self._wait(POLL_S)
 
     def _fetch(self, batch: dict[str, Any]) -> bool:
-        """Write the files of a batch that is over; True: every line has an answer."""
+        """Write the files of a batch that is over, and leave none of a run before it; True: every
+        line has an answer."""
         for name, path in (("output_file_id", self._out), ("error_file_id", self._errors)):
             if batch.get(name):
                 self._download(batch[name], path)
+            else:
+                path.unlink(missing_ok=True)
         if batch["status"] == "completed" and not batch.get("output_file_id"):
             self._out.write_bytes(b"")
         for error in ((batch.get("errors") or {}).get("data") or [])[:20]:

@@ -19,7 +19,7 @@ from common.intake.answers import ending
 from common.keys import ModelKeys
 from common.outcomes import Outcome
 from common.wire import Data, End, Head, Usage
-from gateway.batches.lines import part_path
+from gateway.batches.lines import IndexGoneError, check_store, part_path
 from gateway.batches.plan import (
     PART_BYTES,
     ROUND_LINES,
@@ -163,6 +163,7 @@ async def write(run: Run, gathered: Gathered) -> None:
             if texts:
                 parts.append(run.part_name(kind))
                 await tools.store.put(part_path(run.about.hex, parts[-1]), b"".join(texts))
+        await check_store(tools.store, run.about.hex)
         output, errors = len(gathered.files["o"]), len(gathered.files["e"])
         fields = {
             "completed": state.completed + output, "failed": state.failed + errors,
@@ -183,7 +184,10 @@ async def _custom_ids(run: Run, lines: list[int]) -> dict[int, str]:
     """Of these lines: those that this process did not put on the queue are read again."""
     names = {n: f.custom_id for n in lines if (f := run.flights.get(n)) and f.custom_id}
     rest = sorted({n for n in lines if n not in names})
-    assert run.input is not None
+    if not rest:
+        return names
+    if run.input is None:
+        raise IndexGoneError("a batch's index was not read")
     async for group in run.input.read(rest):
         names |= {line.number: line.custom_id for line in group}
     return names

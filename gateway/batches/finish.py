@@ -2,7 +2,7 @@
 used in the store is removed."""
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -10,9 +10,8 @@ import msgspec
 from common.batch_output import CANCELLED, EXPIRED, error_line, line_id
 from common.clock import wall
 from common.errors import StoreError
-from common.store import Store
 from gateway.batches.collect import Gathered, write
-from gateway.batches.lines import InputGoneError, part_path
+from gateway.batches.lines import InputGoneError, check_store, part_path
 from gateway.batches.run import Run, Tools
 from gateway.files import FileRecord, content_path, new_id, record_path
 
@@ -23,6 +22,8 @@ DELETED_AT_ONCE = 16
 SWEEP_MAX = 1_000
 OLD_S = 86_400.0
 _KINDS = {"o": ("output_file_id", "output"), "e": ("error_file_id", "error")}
+log = logging.getLogger("fairlane.batches")
+
 _WHY = {"cancelled": CANCELLED, "expired": EXPIRED}
 
 
@@ -33,8 +34,7 @@ async def account(run: Run, goal: str) -> None:
         return
     gathered = Gathered(run.done)
     lines = list(run.done.undone(0, run.state.total))
-    # Without the input nobody can tell any more what the lines were.
-    with contextlib.suppress(InputGoneError):
+    try:
         for start in range(0, len(lines), CHUNK_LINES):
             async for group in run.input.read(lines[start : start + CHUNK_LINES]):
                 for line in group:
@@ -43,6 +43,8 @@ async def account(run: Run, goal: str) -> None:
             if len(gathered.lines) >= CHUNK_LINES or gathered.size >= CHUNK_BYTES:
                 await write(run, gathered)
                 gathered = Gathered(run.done)
+    except InputGoneError:  # then nobody can tell any more what the lines were
+        await check_store(run.tools.store, run.about.hex)
     await write(run, gathered)
 
 
@@ -71,7 +73,7 @@ async def _make(run: Run, id: str, parts: Sequence[str], filename: str) -> None:
     files, store, about = run.tools.files, run.tools.store, run.about
     if await files.find(about.owner, id) is not None:
         return
-    size = await store.write(content_path(about.owner, id), _joined(store, about.hex, parts))
+    size = await store.write(content_path(about.owner, id), _joined(run, parts))
     created, lives = run.now_ms // 1000, about.output_expires_s
     record = FileRecord(
         id=id, owner=about.owner, bytes=size, created_at=created, filename=filename,
@@ -80,12 +82,16 @@ async def _make(run: Run, id: str, parts: Sequence[str], filename: str) -> None:
     await store.put(record_path(about.owner, id), msgspec.json.encode(record))
 
 
-async def _joined(store: Store, hex: str, parts: Sequence[str]) -> AsyncIterator[bytes]:
+async def _joined(run: Run, parts: Sequence[str]) -> AsyncIterator[bytes]:
+    store = run.tools.store
     for name in parts:
-        path = part_path(hex, name)
+        path = part_path(run.about.hex, name)
         size = await store.size(path)
         if size is None:
-            raise StoreError("a part of a batch's results is gone")
+            if not run.late:
+                raise StoreError("a part of a batch's results is gone")
+            log.error("batch %s: results are lost: %s is not in the store", run.about.id, path)
+            continue
         async for block in store.read(path, 0, size):
             yield block
 

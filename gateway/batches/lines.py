@@ -150,9 +150,18 @@ class Input:
         return self._record
 
 
+async def check_store(store: Store, hex: str) -> None:
+    """Whether what a batch has in the store is there at all: without its index, which stays until
+    it is over, the store is another for a while, as a folder on which nothing is mounted. What is
+    not found in it then is not gone, and what is written to it is not kept. Raises StoreError,
+    IndexGoneError."""
+    if await store.size(index_path(hex)) is None:
+        raise IndexGoneError("a batch's index is not in the store")
+
+
 async def load_index(store: Store, hex: str) -> Index:
     """Raises StoreError, IndexGoneError."""
     data = await store.get(index_path(hex))
     if data is None:
-        raise IndexGoneError
+        raise IndexGoneError("a batch's index is not in the store")
     return Index(data)

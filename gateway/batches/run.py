@@ -32,6 +32,8 @@ log = logging.getLogger("fairlane.batches")
 COMMIT_S = LEASE_MS / 1000
 """A commit that may have been made is repeated for so long: then the lease is over anyhow."""
 AGAIN_S = 0.1
+GONE_MS = 86_400_000
+"""What a batch has in the store may be away until so long after its window."""
 
 
 class LostError(Exception):
@@ -134,6 +136,11 @@ class Run:
     def age_s(self) -> float:
         """Since it was made."""
         return max(0.0, (self.now_ms - self.about.created_ms) / 1000)
+
+    @property
+    def late(self) -> bool:
+        """Whether what is not in the store any more is given up."""
+        return self.now_ms >= self.about.expires_ms + GONE_MS
 
     @property
     def queue(self) -> Queue:

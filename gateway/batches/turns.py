@@ -18,7 +18,7 @@ from common.batches import LEASE_MS
 from common.errors import BrokerError, StoreError
 from gateway.batches import collect, finish, watch
 from gateway.batches.feed import feed
-from gateway.batches.lines import IndexGoneError, InputGoneError, load_index
+from gateway.batches.lines import IndexGoneError, InputGoneError, check_store, load_index
 from gateway.batches.plan import Done
 from gateway.batches.run import ChangedError, LostError, Run, Tools
 from gateway.batches.validate import validate
@@ -137,6 +137,11 @@ class Turns:
                 continue
             except InputGoneError:
                 await self._gone(run)
+            except IndexGoneError:
+                if not run.late:
+                    raise
+                if run.status == "in_progress":
+                    await self._finalize(run, "expired")
 
     async def _opened(self, run: Run) -> None:
         if run.input is None and run.state.total:
@@ -182,11 +187,15 @@ class Turns:
     async def _end(self, run: Run, goal: str) -> None:
         """Give up what is on the queue, account for what is left, write the files."""
         if run.state.total and run.state.left:
-            with contextlib.suppress(IndexGoneError, InputGoneError):
-                await self._opened(run)
-                await self._drain(run)
-            await finish.account(run, goal)
-        with contextlib.suppress(InputGoneError):
+            try:
+                with contextlib.suppress(InputGoneError):
+                    await self._opened(run)
+                    await self._drain(run)
+                await finish.account(run, goal)
+            except IndexGoneError:
+                if not run.late:
+                    raise
+        with contextlib.suppress(InputGoneError, *((IndexGoneError,) if run.late else ())):
             await self._forget(run)
         await finish.finish(run, goal)
 
@@ -216,6 +225,7 @@ class Turns:
     async def _gone(self, run: Run) -> None:
         """The input was deleted: the batch fails with what it has."""
         if run.status == "in_progress":
+            await check_store(self._tools.store, run.about.hex)
             error = BatchError("input_file_not_found", "The input file is no more.")
             data = msgspec.json.encode([msgspec.structs.asdict(error)])
             with contextlib.suppress(ChangedError):

@@ -77,7 +77,7 @@ class BatchWorker:
         server: fakeredis.FakeServer | None = None,
     ) -> None:
         """`server`: the embedded broker, where there is no Redis."""
-        store = Store(settings.store.url, settings.store.options)
+        store = Store(settings.store.url, settings.store.options, make=False)
         self.tools = Tools(settings, broker, owner, Files(store, settings.store), store, registry)
         self.turns = Turns(self.tools)
         logging.getLogger("arq").setLevel(logging.WARNING)  # else several lines a second

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from common import batches
-from gateway.batches import turns
+from gateway.batches import finish, turns
+from gateway.batches.plan import job_id
 from tests.flow.batch_world import BatchWorld, Worker, jsonl, request
 from tests.flow.test_batches import engine, ids
 from tests.flow.world import world
@@ -127,3 +128,28 @@ async def test_at_every_second_point(
             break
         at += STEP
     assert 60 < at < STEPS_MAX
+
+
+async def test_all_is_written_down_and_two_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first between its last results and the jobs' end, the second as the batch is to end: the
+    third finds jobs of lines that it need not read."""
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        b = await BatchWorld(w).start(workers=0)
+        about = await b.create(jsonl(*(request(n) for n in range(5))))
+        ending = asyncio.Event()
+
+        async def hang(*_: Any) -> None:
+            ending.set()
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(finish, "finish", hang)
+            worker = await b.add_worker()
+            await asyncio.wait_for(ending.wait(), 30)
+            await worker.kill()
+        sink = worker.tools.queues.of("m1").keys.ended(about.sink)
+        await b.broker.command("RPUSH", sink, *(job_id(about.hex, n, 0) for n in range(5)))
+        await b.add_worker()
+        batch = await b.over(about, 60)
+        assert batch["status"] == "completed" and b.results(about, batch) == (ids(*range(5)), [])
+        assert await b.left() == []

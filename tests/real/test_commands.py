@@ -1,5 +1,6 @@
 """The commands that talk to a gateway, as processes against a whole Fairlane in one process."""
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,45 @@ def test_lines_that_fail(up: Role, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert custom_ids(out) == ["r0", "r1"]
     assert custom_ids(tmp_path / "out.jsonl.errors") == ["bad0", "bad1", "bad2"]
+
+
+def test_places_that_cannot_be_written(up: Role, tmp_path: Path) -> None:
+    """Told in one line, before anything is sent; the input stays as it is."""
+    source = tmp_path / "in.jsonl"
+    source.write_text(lines(2))
+    for out, errors in (
+        ("in.jsonl", "e"), ("out", "in.jsonl"), ("out", "out"), ("no/out", "e"), ("out", "no/e"),
+        ("out", "out.run"), ("out", "/dev/null"),
+    ):  # fmt: skip
+        args = ["--out", str(tmp_path / out), "--errors", str(tmp_path / errors)]
+        done = command(up, "batch", "run", str(source), *args)
+        assert done.returncode == 2 and "uploading" not in done.stderr, done.stderr
+        assert done.stderr.startswith("Error: ") and "Traceback" not in done.stderr
+        assert source.read_text() == lines(2) and list(tmp_path.iterdir()) == [source]
+
+
+def test_answers_of_a_run_before_are_not_left(up: Role, tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out"
+    for text, found in (
+        (lines(1) + lines(1, max_tokens=-1).replace('"r', '"bad'), {"out", "out.errors"}),
+        (lines(1), {"out"}),
+        (lines(1, model="none"), set()),
+    ):
+        source.write_text(text)
+        command(up, "batch", "run", str(source), "--out", str(out))
+        assert {p.name for p in tmp_path.iterdir()} == {"in.jsonl", *found}
+
+
+def test_a_batch_that_is_gone(up: Role, tmp_path: Path) -> None:
+    """As behind an embedded broker that was started again: it is said how to begin anew."""
+    source, out, note = tmp_path / "in.jsonl", tmp_path / "out", tmp_path / "out.run"
+    source.write_text(lines(1))
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    known = {"url": up.url, "digest": digest, "file": f"file-{0:044x}"}
+    for batch in ("", f"batch_{0:032x}"):
+        note.write_text(json.dumps(known | {"batch": batch}))
+        done = command(up, "batch", "run", str(source), "--out", str(out))
+        assert done.returncode == 2 and f"{note}: remove that" in done.stderr, done.stderr
 
 
 def test_input_that_is_none(up: Role, tmp_path: Path) -> None:

@@ -178,6 +178,23 @@ async def test_a_directory_of_its_owner_alone(tmp_path: Path) -> None:
         assert await store.list("") == [], "it may be removed meanwhile"
 
 
+async def test_a_directory_that_must_be_there(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    store = Store(f"file://{root}", make=False)
+    for _ in range(2):  # before it is opened first, and after
+        for call in (
+            store.put("a", b"x"), store.write("a", chunks(b"x")), store.get("a"), store.size("a"),
+            store.list(""), store.delete("a"), anext(aiter(store.read("a", 0, 1))),
+        ):  # fmt: skip
+            with pytest.raises(StoreError, match="is not there"):
+                await call
+        assert not root.exists()
+        root.mkdir()
+        await store.put("a", b"x")
+        assert await store.get("a") == b"x" and await store.get("b") is None
+        shutil.rmtree(root)
+
+
 async def test_the_default_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     await Store().put("a", b"x")
