@@ -211,7 +211,7 @@ class ModelKeys:
 
     def ended(self, sink: str) -> str:
         """list: durable jobs that have ended, of those that name this sink; whoever collects them
-        takes them off. At most 100,000, the newest."""
+        takes them off. At most 100,000, the newest; expires 30 days after the last came."""
         return self.ended_prefix + sink
 
     def owned(self, replica: str) -> str:

@@ -143,7 +143,7 @@ def expected(model: Model, keys: ModelKeys) -> Space:
         flat = [v for at, frames in entries for v in (b"%d-%d" % at, frames)]
         space[keys.log(job)] = "stream", True, tuple(flat)
     for sink, ended in model.ended.items():
-        space[keys.ended(sink)] = "list", False, tuple(j.encode() for j in ended)
+        space[keys.ended(sink)] = "list", True, tuple(j.encode() for j in ended)
     for replica, jobs in model.owned.items():
         put(keys.owned(replica), "set", jobs)
     return _without_zeros(space)

@@ -339,6 +339,7 @@ MUTANTS = [
     ),
     Mutant("a job that runs is forgotten", "forget", "== 'done' then", "then"),
     Mutant("a log stays", "forget", "keys[i], keys[i + 1])", "keys[i])"),
+    Mutant("a list of ended stays", "lib/tell", "redis.call('PEXPIRE', list,", "tostring("),
     Mutant("a sink is not told", "lib/tell", "if sink and sink ~= '' then", "if false then"),
     Mutant("a durable job's end is not kept", "cancel", "if keep then return {'ended'} end\n", ""),
     Mutant(

@@ -30,7 +30,10 @@ local function done(record, log, job, keep, sink, now_ms)
   redis.call('PEXPIRE', record, keep)
   redis.call('PEXPIRE', log, keep)
   if sink and sink ~= '' then
-    redis.call('RPUSH', ended_prefix .. sink, job)
-    redis.call('LTRIM', ended_prefix .. sink, -100000, -1)
+    local list = ended_prefix .. sink
+    redis.call('RPUSH', list, job)
+    redis.call('LTRIM', list, -100000, -1)
+    -- 30 days: no answer is kept longer.
+    redis.call('PEXPIRE', list, 2592000000)
   end
 end
