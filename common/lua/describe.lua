@@ -14,12 +14,13 @@ if step == 'out' then
 end
 if step == 'told' or step == 'hooks' then
   if redis.call('HEXISTS', about, 'about') == 0 then return 0 end
+  -- A first write that needs no memory lets the rest go on while Redis is full.
+  redis.call('HDEL', about, 'in memory')
   if step == 'hooks' then redis.call('HSET', about, 'hook', data) end
   return redis.call('HINCRBY', about, step, 1)
 end
 if step == 'new' and redis.call('HSETNX', about, 'about', data) == 0 then return 0 end
 if step == 'in' then
-  -- A first write that needs no memory lets the rest go on while Redis is full.
   redis.call('HDEL', about, 'in')
   redis.call('HSET', about, 'about', data, 'in', '1')
 end
