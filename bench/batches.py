@@ -21,8 +21,8 @@ import msgspec
 import openai
 import uvloop
 
-from bench.client import Client, Target
-from bench.load import body, checked
+from bench.client import Client, Gone, Target
+from bench.load import Refused, body, checked
 from bench.report import Budget, Figure, Part, percentile, table
 from sim.settings import EngineSettings
 from tests.support.batches import BatchFleet, ended
@@ -76,8 +76,8 @@ class Chat:
         try:
             answer = checked(await client.ask(target.request(asked, KEY + "dave")))
             self.first_s.append(answer.first_s)
-        except Exception:
-            self.failed += 1
+        except (Refused, Gone, OSError):
+            self.failed += 1  # told at the end: it is in no percentile
         finally:
             client.close()
 
@@ -183,6 +183,8 @@ async def measure(plan: Plan, folder: Path) -> Part:
         await asyncio.gather(*watching, return_exceptions=True)
         cpu = {r.name: r.cpu() for r in fleet.roles}
         line_ms = 1000 * (sum(w.cpu() for w in fleet.workers) - before) / (each * len(OWNERS))
+    if alone.failed or beside.failed:
+        raise RuntimeError(f"chats without an answer: {alone.failed} alone, {beside.failed} beside")
     size = sum(p.stat().st_size for p in paths)
     busy = max(end for _, end in spans) - min(begin for begin, _ in spans)
     return Part(

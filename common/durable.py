@@ -8,7 +8,6 @@ Ownership: after `submit` the queue owns the job, as in common/queue.py; after i
 its record and its log stay for `ttl_s`.
 """
 
-import contextlib
 import hashlib
 from collections.abc import Callable
 from typing import Literal
@@ -17,13 +16,13 @@ import msgspec
 
 from common import joblog, keys
 from common.broker import Broker
-from common.errors import BrokerError, WireError
+from common.errors import WireError
 from common.job_settings import KEPT_MAX, TTL_S_MAX
 from common.jobs import Limits, NewJob
 from common.keys import ModelKeys
 from common.outcomes import Outcome
 from common.queue import Queue, describe
-from common.wire import Cancel, Data, End, Head, Usage, encode_controls
+from common.wire import End, Head, Usage
 
 TTL_S = 86_400
 """How long an answer is kept after the job's end, where nothing else is said."""
@@ -31,6 +30,9 @@ SPARE_S = 86_400
 """A description outlives the answer it belongs to by this."""
 RESULT_MAX = 64 << 20
 """The largest answer that is read as a whole."""
+
+_NOTHING = Head("", 0, 0, 0, [], False)
+"""Where no engine answered."""
 
 LISTED = ("job", "response")
 """Kinds of jobs that a user is shown; others belong to something else that is."""
@@ -191,38 +193,21 @@ class Durable:
         """The whole answer of a job that has ended, None while there is none. Raises BrokerError,
         and ResultTooLargeError."""
         k = self._queue_of(about.model).keys
-        head: Head | None = None
-        parts: list[bytes] = []
-        attempt, size, after = 0, 0, ""
-        while entries := await joblog.read(self._broker, k, about.id, after):
-            after = entries[-1].id
-            for entry in entries:
-                for frame in entry.frames:
-                    if type(frame) is End:
-                        return _result(head, b"".join(parts), frame)
-                    if entry.attempt != attempt:
-                        attempt, head, parts, size = entry.attempt, None, [], 0
-                    if type(frame) is Head:
-                        head = frame
-                    elif type(frame) is Data:
-                        parts.append(frame.data)
-                        size += len(frame.data)
-                        if size > RESULT_MAX:
-                            raise ResultTooLargeError
-        return None
+        found = await joblog.whole(self._broker, k, about.id, RESULT_MAX)
+        if found is None:
+            return None
+        if found.body is None:
+            raise ResultTooLargeError
+        head, end = found.head or _NOTHING, found.end
+        return Result(
+            head.status, head.headers, head.stream, found.body, end.outcome, end.message, end.usage
+        )
 
     async def cancel(self, about: About) -> Literal["cancelled", "flagged", "ended", "unknown"]:
         """Take a job out of the queue, or have its run stopped: `flagged`, it ends soon. Raises
         BrokerError; may be repeated."""
         queue = self._queue_of(about.model)
-        word, dispatcher = await queue.cancel(
-            about.id, about.cls, about.owner, "", Outcome.CANCELLED
-        )
-        if word == "flagged" and dispatcher:
-            with contextlib.suppress(BrokerError):  # the flag reaches it at its next renewal
-                await self._broker.publish(
-                    keys.control(dispatcher), encode_controls([Cancel(about.id, 0)])
-                )
+        word = await queue.stop(about.id, about.cls, about.owner, "", Outcome.CANCELLED)
         return "unknown" if word == "early" else word
 
     async def kept(self, owner: str) -> int:
@@ -290,9 +275,3 @@ class Durable:
         entry = await joblog.last(self._broker, k, job)
         ends = [f for f in entry.frames if isinstance(f, End)] if entry else []
         return ends[-1] if ends else None
-
-
-def _result(head: Head | None, body: bytes, end: End) -> Result:
-    if head is None:
-        return Result(0, [], False, b"", end.outcome, end.message, end.usage)
-    return Result(head.status, head.headers, head.stream, body, end.outcome, end.message, end.usage)

@@ -59,6 +59,43 @@ async def last(broker: Broker, keys: ModelKeys, job: str) -> Entry | None:
     return _entry(*reply[0]) if reply else None
 
 
+class Whole(msgspec.Struct, frozen=True):
+    """A whole answer: of the attempt that ended."""
+
+    head: Head | None
+    """None: no engine answered."""
+    body: bytes | None
+    """None: it is larger than was asked for."""
+    end: End
+
+
+async def whole(
+    broker: Broker, keys: ModelKeys, job: str, most: int, count: int = READ_MAX
+) -> Whole | None:
+    """What a job ended with, of at most `most` bytes, read `count` entries at a time; None while
+    its log does not say. Raises as `read`."""
+    head: Head | None = None
+    parts: list[bytes] = []
+    attempt, size, after = 0, 0, ""
+    while entries := await read(broker, keys, job, after, count):
+        after = entries[-1].id
+        for entry in entries:
+            for frame in entry.frames:
+                if type(frame) is End:
+                    return Whole(head, b"".join(parts) if size <= most else None, frame)
+                if entry.attempt != attempt:
+                    attempt, head, parts, size = entry.attempt, None, [], 0
+                if type(frame) is Head:
+                    head = frame
+                elif type(frame) is Data:
+                    size += len(frame.data)
+                    if size > most:
+                        parts.clear()
+                    else:
+                        parts.append(frame.data)
+    return None
+
+
 def _entry(id: bytes, fields: Sequence[bytes]) -> Entry:
     batch = decode_batch(fields[1])
     frames = [f for f in batch.frames if isinstance(f, Head | Data | End)]

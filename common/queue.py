@@ -8,12 +8,14 @@ Every method raises BrokerDown (nothing ran), BrokerUncertain (it may have run) 
 `now_ms` is 0 in production (the Redis server's clock); tests pass virtual time.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from common import keys
 from common.broker import Broker
 from common.cost import OUTPUT_ALPHA, OUTPUT_START, Terms
+from common.errors import BrokerError
 from common.jobs import (
     Due,
     Enqueued,
@@ -30,7 +32,7 @@ from common.jobs import (
 )
 from common.keys import ModelKeys, Policy
 from common.outcomes import Outcome
-from common.wire import End, encode_batch, encode_frame
+from common.wire import Cancel, End, encode_batch, encode_controls, encode_frame
 
 RECORD_KEEP_MS = 600_000
 TOMBSTONE_MS = 60_000
@@ -372,6 +374,18 @@ class Queue:
             frames=frames, ended_prefix=k.ended_prefix, bell=k.bell,
         )  # fmt: skip
         return reply[0].decode(), reply[1].decode() if len(reply) > 1 else ""
+
+    async def stop(
+        self, job: str, cls: str, user: str, replica: str, reason: Outcome, *, due: bool = False
+    ) -> Literal["cancelled", "flagged", "ended", "unknown", "early"]:
+        """As `cancel`, and the dispatcher of a running job is told at once; where that is lost, the
+        flag in the record reaches it at its next renewal."""
+        word, dispatcher = await self.cancel(job, cls, user, replica, reason, due=due)
+        if word == "flagged" and dispatcher:
+            stop = encode_controls([Cancel(job, 0)])
+            with contextlib.suppress(BrokerError):
+                await self.broker.publish(keys.control(dispatcher), stop)
+        return word
 
     async def reap(
         self,

@@ -9,13 +9,12 @@ from collections.abc import Awaitable, Callable
 
 from common import keys
 from common.broker import Broker
-from common.errors import BrokerError
 from common.jobs import Due
 from common.keys import GROUPS
 from common.outcomes import Outcome
 from common.queue import Queue
 from common.settings import DispatcherSettings
-from common.wire import Cancel, End, encode_batch, encode_controls, encode_frame
+from common.wire import End, encode_batch, encode_frame
 from dispatcher.closing import MESSAGES
 
 log = logging.getLogger("fairlane.reaper")
@@ -122,16 +121,4 @@ class Reaper:
 
     async def _gateway(self, due: Due) -> None:
         """Nobody is left to hand the answer to."""
-        word, owner = await self._queue.cancel(
-            due.job, due.cls, due.user, due.replica, Outcome.GATEWAY_DEAD
-        )
-        if word == "flagged" and owner:
-            await cancel_run(self._broker, owner, due.job)
-
-
-async def cancel_run(broker: Broker, dispatcher: str, job: str) -> None:
-    """The fast path to a dispatcher; the flag in the record reaches it at its next renewal."""
-    try:
-        await broker.publish(keys.control(dispatcher), encode_controls([Cancel(job, 0)]))
-    except BrokerError as e:
-        log.debug("cancel of %s: %s", job, e)
+        await self._queue.stop(due.job, due.cls, due.user, due.replica, Outcome.GATEWAY_DEAD)

@@ -15,6 +15,7 @@ from common.clock import wall
 from common.errors import BrokerError, WireError
 from common.links import Message
 from common.metrics import DispatcherMetrics
+from common.names import Resolve, resolve
 from common.outcomes import Outcome
 from common.publish import Publisher
 from common.settings import ModelSettings, Settings
@@ -37,7 +38,6 @@ from dispatcher.parts import Parts
 from dispatcher.pool import Pool
 from dispatcher.relay import Relay
 from dispatcher.runs import Runs
-from dispatcher.sources.names import Resolve, resolve
 from dispatcher.sources.sources import Sources
 
 log = logging.getLogger("fairlane.dispatcher")

@@ -7,6 +7,7 @@ import httpx
 
 from common.config import parse_backends
 from common.errors import BrokerError, ConfigError, StoreError
+from common.names import resolve
 from common.settings import BackendSettings, Settings
 from common.store import Store
 from common.watched import read
@@ -15,7 +16,6 @@ from dispatcher.engines.kinds import NONE
 from dispatcher.engines.models import read_models
 from dispatcher.engines.reading import PATHS, Reading
 from dispatcher.pages import PAGE_BYTES_MAX, Unreadable
-from dispatcher.sources.names import resolve
 from dispatcher.sources.wanted import endpoint
 from fairlane.roles import NO_BACKEND, connected
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -93,9 +94,7 @@ async def run_dispatcher(configuration: Configuration) -> None:
             reload = Reload(configuration, (dispatcher.configure,))
             own = [group.create_task(reload.run()), group.create_task(dispatcher.run())]
             if listener is not None:
-                status = StatusApp(registry, dispatcher.ready)
-                own.append(group.create_task(serve_asgi(status, listener)))
-                log.info("metrics on http://%s:%d/metrics", *listener.getsockname()[:2])
+                own.append(group.create_task(_status(registry, dispatcher.ready, listener)))
             await stop.wait()
             log.info("stopping: running jobs may end; again to stop at once")
             await dispatcher.stop()
@@ -119,12 +118,18 @@ async def run_batch_worker(configuration: Configuration) -> None:
             reload = Reload(configuration, (worker.configure,))
             own = [group.create_task(reload.run()), group.create_task(worker.run())]
             if listener is not None:
-                status = StatusApp(registry, worker.ready)
-                own.append(group.create_task(serve_asgi(status, listener)))
-                log.info("metrics on http://%s:%d/metrics", *listener.getsockname()[:2])
+                own.append(group.create_task(_status(registry, worker.ready, listener)))
             await stop.wait()
             for task in own:
                 task.cancel()
+
+
+async def _status(
+    registry: CollectorRegistry, ready: Callable[[], bool], listener: socket.socket
+) -> None:
+    """Serve a role's metrics and readiness."""
+    log.info("metrics on http://%s:%d/metrics", *listener.getsockname()[:2])
+    await serve_asgi(StatusApp(registry, ready), listener)
 
 
 async def run_up(configuration: Configuration, say: Callable[[str], None]) -> None:

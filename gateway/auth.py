@@ -7,9 +7,9 @@ import msgspec
 
 from common.intake.answers import UNAUTHORIZED, Refusal, bad_request
 from common.key_settings import KeySettings
-from common.keys import CLASSES, path
+from common.keys import CLASSES
 from gateway.background import Rule, compiled
-from gateway.people import Headers, People, people
+from gateway.people import Headers, People, Who, people
 
 CLASS_HEADER = "X-Fairlane-Class"
 _TIERS = {"priority": "interactive", "default": "standard", "flex": "batch"}
@@ -94,6 +94,20 @@ def open_user(body_user: str | None, authorization: bytes | None, peer: str) -> 
     return peer
 
 
+def asker(
+    principal: Principal,
+    headers: Headers,
+    authorization: bytes | None,
+    peer: str,
+    user: str | None = None,
+) -> Who:
+    """Whom a request is for. `user`: whom it names in its body, or where others do in theirs.
+    Raises Refusal as `People.who`."""
+    if principal.people is None:
+        return Who(open_user(user, authorization, peer))
+    return principal.people.who(headers, user)
+
+
 def own_path(
     principal: Principal,
     headers: Headers,
@@ -103,12 +117,8 @@ def own_path(
 ) -> str:
     """Whose things a request without a body of its own is about, as `keys.path` names them: of whom
     a queued request with these headers would be for. A person whom no header names sees what
-    nobody's requests are. `user`: whom it names where others do in their body. Raises Refusal as
-    `People.who`."""
-    if principal.people is None:
-        return path(open_user(user, authorization, peer))
-    who = principal.people.who(headers, user)
-    return path(who.user, who.sub)
+    nobody's requests are. Raises Refusal as `asker`."""
+    return asker(principal, headers, authorization, peer, user).path
 
 
 def choose_class(principal: Principal, header: bytes | None, tier: str | None) -> str:

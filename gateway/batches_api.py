@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -12,7 +12,6 @@ from common.batches import Batches
 from common.broker import Broker
 from common.errors import BrokerError, StoreError
 from common.intake.answers import (
-    JSON_TYPE,
     RETRY_S_MIN,
     Answer,
     Refusal,
@@ -20,12 +19,12 @@ from common.intake.answers import (
     unavailable,
 )
 from common.intake.routes import ROWS
-from common.keys import path
-from gateway.auth import Keys, open_user
+from gateway.auth import Keys, asker
 from gateway.client import Client
 from gateway.files import Files
 from gateway.files_form import EXPIRES_S_MAX, EXPIRES_S_MIN
-from gateway.pages import page
+from gateway.jobs import METADATA_TEXT, Metadata
+from gateway.pages import json_page, listed
 from gateway.people import Who
 from gateway.query import limit, query
 
@@ -41,11 +40,6 @@ NO_BATCH = Answer(status=404, message="No batch found with this id.", param="id"
 """The same for one that never was and for another's."""
 _NO_FILE = Answer(status=404, message="No such File object.", param="input_file_id")
 _NO_STORE = "Files cannot be reached just now. Try again later."
-
-Metadata = Annotated[
-    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
-    msgspec.Meta(max_length=16),
-]
 
 
 class _Expires(msgspec.Struct):
@@ -91,7 +85,7 @@ class BatchesApi:
             about, state = await self._found(client)
         except BrokerError:
             raise Refusal(unavailable(RETRY_S_MIN)) from None
-        await _json(client, shown(about, state))
+        await json_page(client, shown(about, state))
 
     async def cancel(self, client: Client) -> None:
         """`/v1/batches/{id}/cancel`: one that is cancelled already, or about to end, stays so."""
@@ -105,12 +99,12 @@ class BatchesApi:
             about, state = await self._found(client)
         except BrokerError:
             raise Refusal(unavailable(RETRY_S_MIN)) from None
-        await _json(client, shown(about, state))
+        await json_page(client, shown(about, state))
 
     async def _create(self, client: Client) -> None:
         principal = self._keys.principal(client.authorization)
         who = self._who(client)
-        owner = path(who.user, who.sub)
+        owner = who.path
         asked = _asked(await client.read_body(BODY_BYTES_MAX))
         file_id, endpoint, window, window_ms = _checked(asked, self._settings)
         record = await self._files.find(owner, file_id)
@@ -129,7 +123,7 @@ class BatchesApi:
             output_expires_s=_expires(asked.output_expires_after),
         )  # fmt: skip
         await self._batches.create(about)
-        await _json(client, shown(about, State()))
+        await json_page(client, shown(about, State()))
 
     async def _room(self, owner: str) -> None:
         """Raises Refusal where there are as many batches as may be."""
@@ -150,30 +144,23 @@ class BatchesApi:
             raise Refusal(unavailable(60, "Too many batches are under way. Try again later."))
 
     async def _list(self, client: Client) -> None:
-        who = self._who(client)
         asked = query(client)
         after, most = asked.get("after", ""), limit(asked, LIMIT_MAX, LIMIT)
-        found, more = await self._batches.own(path(who.user, who.sub), after, most)
+        found, more = await self._batches.own(self._who(client).path, after, most)
         data = [shown(*batch) for batch in found]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        await _json(
-            client,
-            {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more},
-        )
+        await json_page(client, listed(data, more))
 
     async def _found(self, client: Client) -> tuple[About, State]:
         """Raises Refusal, BrokerError."""
-        who, id = self._who(client), client.scope["path_params"]["id"]
+        owner, id = self._who(client).path, client.scope["path_params"]["id"]
         found = await self._batches.find(id) if _ID.match(id) else None
-        if found is None or found[0].owner != path(who.user, who.sub):
+        if found is None or found[0].owner != owner:
             raise Refusal(NO_BATCH)
         return found
 
     def _who(self, client: Client) -> Who:
         principal = self._keys.principal(client.authorization)
-        if principal.people is None:
-            return Who(open_user(None, client.authorization, client.peer))
-        return principal.people.who(client.headers, None)
+        return asker(principal, client.headers, client.authorization, client.peer)
 
 
 def _asked(body: bytes) -> _Asked:
@@ -214,8 +201,7 @@ def _metadata(given: Any) -> dict[str, str] | None:
     try:
         return msgspec.convert(given, Metadata)
     except msgspec.ValidationError:
-        text = "`metadata` has at most 16 pairs: keys of 64, values of 512 characters at most."
-        raise bad_request(text, "metadata", "invalid_value") from None
+        raise bad_request(METADATA_TEXT, "metadata", "invalid_value") from None
 
 
 def _expires(given: Any) -> int | None:
@@ -232,7 +218,3 @@ def _expires(given: Any) -> int | None:
         )
         raise bad_request(text, "output_expires_after", "invalid_value")
     return asked.seconds
-
-
-async def _json(client: Client, data: object) -> None:
-    await page(client, 200, JSON_TYPE, msgspec.json.encode(data))

@@ -3,12 +3,10 @@
 import asyncio
 import logging
 
-from common import keys
 from common.broker import Broker
 from common.errors import BrokerError
 from common.intake.queues import Queues
 from common.outcomes import Outcome
-from common.wire import Cancel, encode_controls
 from gateway.tickets import Ticket
 
 log = logging.getLogger("fairlane.gateway")
@@ -46,13 +44,9 @@ class Cancels:
 
         `due`: only where it waits and its deadline is past. Raises BrokerError.
         """
-        word, dispatcher = await self._queues.of(ticket.model).cancel(
+        return await self._queues.of(ticket.model).stop(
             ticket.job, ticket.cls, ticket.user, self._replica, reason, due=due
         )
-        if word == "flagged" and dispatcher:
-            stop = encode_controls([Cancel(ticket.job, 0)])
-            await self._broker.publish(keys.control(dispatcher), stop)
-        return word
 
     async def run(self) -> None:
         """Cancel what is given, until cancelled itself."""

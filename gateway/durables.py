@@ -24,7 +24,6 @@ from common.intake.job import job_id
 from common.intake.models import Models
 from common.intake.queues import Queues
 from common.joblog import Live, TooManyFollowersError
-from common.keys import path
 from common.settings import GatewaySettings
 from gateway.eta import Eta
 from gateway.intake import Accepted, Intake
@@ -105,7 +104,7 @@ class Durables:
     async def submit(self, a: Accepted, body: bytes, wanted: Wanted) -> About:
         """Put an accepted request on the queue: with an idempotency key once, and then what is
         there already is told. Raises Refusal (409, 429, 503)."""
-        owner = path(a.who.user, a.who.sub)
+        owner = a.who.path
         wait_ms = int(self._settings.job_wait_s * 1000)
         new = self._intake.job(
             a, body, id=keyed_id(owner, wanted.key) if wanted.key else job_id(), wait_ms=wait_ms,

@@ -11,11 +11,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from urllib.parse import quote
 
-import msgspec
-
 from common.errors import StoreError
 from common.intake.answers import (
-    JSON_TYPE,
     RETRY_S_MIN,
     Answer,
     Headers,
@@ -27,7 +24,7 @@ from gateway.auth import Keys, own_path
 from gateway.client import Client
 from gateway.files import FileRecord, Files, QuotaError
 from gateway.files_form import LISTED, Form, check_purpose
-from gateway.pages import page
+from gateway.pages import json_page, listed
 from gateway.query import header, limit, order, query
 
 log = logging.getLogger("fairlane.gateway")
@@ -88,9 +85,9 @@ class FilesApi:
             if client.method == "DELETE":
                 if not await self._files.delete(owner, id):
                     raise Refusal(NO_FILE)
-                await _json(client, {"id": id, "object": "file", "deleted": True})
+                await json_page(client, {"id": id, "object": "file", "deleted": True})
             else:
-                await _json(client, shown(await self._found(owner, id)))
+                await json_page(client, shown(await self._found(owner, id)))
 
     async def content(self, client: Client) -> None:
         """`/v1/files/{id}/content`: download."""
@@ -149,7 +146,7 @@ class FilesApi:
                 record = await upload.commit(asked.filename, asked.purpose, expires)
         except QuotaError as e:
             raise bad_request(str(e), "file", "storage_limit_exceeded") from None
-        await _json(client, shown(record))
+        await json_page(client, shown(record))
 
     async def _list(self, client: Client, owner: str) -> None:
         asked = query(client)
@@ -164,17 +161,7 @@ class FilesApi:
             purpose=purpose,
         )
         data = [shown(f) for f in found.files]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        await _json(
-            client,
-            {
-                "object": "list",
-                "data": data,
-                "first_id": first,
-                "last_id": last,
-                "has_more": found.more,
-            },
-        )
+        await json_page(client, listed(data, found.more))
 
     def _owner(self, client: Client) -> str:
         principal = self._keys.principal(client.authorization)
@@ -240,10 +227,6 @@ async def _file_bytes(form: Form, parts: AsyncIterator[bytes]) -> AsyncIterator[
     async for part in parts:
         for data in form.feed(part):
             yield data
-
-
-async def _json(client: Client, data: object) -> None:
-    await page(client, 200, JSON_TYPE, msgspec.json.encode(data))
 
 
 def _id(client: Client) -> str:

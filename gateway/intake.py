@@ -10,7 +10,7 @@ from common.intake.policy import Policies
 from common.intake.routes import Row
 from common.jobs import Limits, NewJob
 from common.wire import ServedModel
-from gateway.auth import Keys, Principal, choose_class, open_user, own_path
+from gateway.auth import Keys, Principal, asker, choose_class, own_path
 from gateway.background import demoted
 from gateway.client import Client
 from gateway.pages import find
@@ -55,7 +55,8 @@ class Intake:
             raise Refusal(unavailable(self._desk.retry_after(model.name)))
         chosen = choose_class(principal, cls or client.cls, fields.service_tier)
         chosen = demoted(chosen, principal.background, client.headers, fields.top)
-        return Accepted(row, fields, principal, _who(principal, client, fields), model, chosen)
+        who = asker(principal, client.headers, client.authorization, client.peer, fields.user)
+        return Accepted(row, fields, principal, who, model, chosen)
 
     def job(
         self, a: Accepted, body: bytes, *, id: str = "", replica: str = "",
@@ -77,9 +78,3 @@ class Intake:
         it. `user`: who it says it is for. Raises Refusal."""
         principal = self.keys.principal(client.authorization)
         return own_path(principal, client.headers, client.authorization, client.peer, user)
-
-
-def _who(principal: Principal, client: Client, fields: Fields) -> Who:
-    if principal.people is None:
-        return Who(open_user(fields.user, client.authorization, client.peer))
-    return principal.people.who(client.headers, fields.user)

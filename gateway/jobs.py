@@ -16,9 +16,19 @@ from common.wire import Usage
 from gateway.durables import NOWHERE, Standing
 from gateway.webhook import UnsafeUrlError, check_url
 
-METADATA_MAX = 16
-METADATA_KEY_MAX, METADATA_VALUE_MAX = 64, 512
-"""Characters."""
+METADATA_MAX, METADATA_KEY_MAX, METADATA_VALUE_MAX = 16, 64, 512
+"""Pairs; characters."""
+Metadata = Annotated[
+    dict[
+        Annotated[str, msgspec.Meta(max_length=METADATA_KEY_MAX)],
+        Annotated[str, msgspec.Meta(max_length=METADATA_VALUE_MAX)],
+    ],
+    msgspec.Meta(max_length=METADATA_MAX),
+]
+METADATA_TEXT = (
+    f"`metadata` must be an object of at most {METADATA_MAX} strings of at most "
+    f"{METADATA_VALUE_MAX} characters, with names of at most {METADATA_KEY_MAX}."
+)
 
 NO_JOB = Answer(status=404, message="There is no such job.", param="id", code="job_not_found")
 """The same for one that never was and for another's."""
@@ -26,7 +36,6 @@ GONE = Answer(
     status=410, message="The answer of this job is not kept any more.", code="job_expired"
 )
 _ROWS = {row.path: row for row in ROWS}
-_SIZES = (METADATA_MAX, METADATA_KEY_MAX, METADATA_VALUE_MAX)
 _ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
@@ -61,7 +70,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "idempotency_key": (str, "a string"),
 }
 _DECODERS = {name: msgspec.json.Decoder(kind) for name, (kind, _) in _TYPES.items()}
-_METADATA = msgspec.json.Decoder(dict[str, str])
+_METADATA = msgspec.json.Decoder(Metadata)
 
 
 def read(body: bytes, ttl_s: int, *, private: bool) -> Asked:
@@ -113,18 +122,10 @@ def _decoded(top: Top, name: str) -> Any:
 def _metadata(top: Top) -> dict[str, str]:
     if "metadata" not in top:
         return {}
-    pairs, key, value = _SIZES
     try:
-        found = _METADATA.decode(top["metadata"])
+        return _METADATA.decode(top["metadata"])
     except _ERRORS:
-        found = {"": "x" * (value + 1)}
-    if len(found) > pairs or any(len(k) > key or len(v) > value for k, v in found.items()):
-        text = (
-            f"`metadata` must be an object of at most {pairs} strings of at most {value} "
-            f"characters, with names of at most {key}."
-        )
-        raise bad_request(text, "metadata")
-    return found
+        raise bad_request(METADATA_TEXT, "metadata") from None
 
 
 def shown(

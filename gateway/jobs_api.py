@@ -7,7 +7,7 @@ import msgspec
 from common import joblog
 from common.durable import LISTED, About, Result, ResultTooLargeError, Status
 from common.intake import body as bodies
-from common.intake.answers import JSON_TYPE, Refusal, bad_request
+from common.intake.answers import Refusal, bad_request
 from common.settings import GatewaySettings
 from gateway import jobs
 from gateway.client import Client
@@ -15,7 +15,7 @@ from gateway.durables import NOWHERE, Durables, Wanted, idempotency_key, outages
 from gateway.events import Cutter, Event, Place, parse
 from gateway.following import Follow
 from gateway.intake import Intake
-from gateway.pages import page
+from gateway.pages import json_page, listed
 from gateway.query import header, limit, order, query
 from gateway.webhooks import Webhooks
 
@@ -51,15 +51,15 @@ class JobsApi:
         with outages():
             if client.method != "DELETE":
                 status = await self._durables.jobs.status(about)
-                await _json(client, 200, await self._shown(status))
+                await json_page(client, await self._shown(status))
                 return
             status = await self._durables.jobs.status(about)
             if not status.over:
                 stopped = await self._durables.stop(about)
-                await _json(client, 200, await self._shown(stopped))
+                await json_page(client, await self._shown(stopped))
                 return
             await self._durables.jobs.drop(about)
-        await _json(client, 200, {"id": about.id, "object": "job", "deleted": True})
+        await json_page(client, {"id": about.id, "object": "job", "deleted": True})
 
     async def events(self, client: Client) -> None:
         """`/v1/jobs/{id}/events`: the answer, from the beginning or behind an event."""
@@ -98,7 +98,7 @@ class JobsApi:
         with outages():
             shown = await self._shown(await self._durables.jobs.status(about))
         place = (b"location", b"/v1/jobs/" + about.id.encode())
-        await _json(client, 202, shown, [place, (b"x-fairlane-job", about.id.encode())])
+        await json_page(client, shown, 202, [place, (b"x-fairlane-job", about.id.encode())])
 
     async def _list(self, client: Client) -> None:
         asked = query(client)
@@ -111,9 +111,7 @@ class JobsApi:
             stand = await asyncio.gather(*map(self._durables.jobs.status, found))
         places = await self._durables.standings([s.about for s in stand if s.state == "queued"])
         data = [jobs.shown(s, places.get(s.about.id, NOWHERE)) for s in stand]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        ends = {"first_id": first, "last_id": last, "has_more": more}
-        await _json(client, 200, {"object": "list", "data": data, **ends})
+        await json_page(client, listed(data, more))
 
     async def _found(self, client: Client) -> About:
         owner = self._intake.owner(client, query(client).get("user"))
@@ -194,9 +192,3 @@ def _place(client: Client) -> Place | None:
     if place is None:
         raise bad_request("`Last-Event-ID` is no event's of a job.", "Last-Event-ID")
     return place
-
-
-async def _json(
-    client: Client, status: int, data: object, more: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    await page(client, status, JSON_TYPE, msgspec.json.encode(data), more)

@@ -1,6 +1,6 @@
 """The paths that are answered at once: health, readiness, metrics, models."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -104,3 +104,18 @@ async def page(
     """A whole answer of a content type, that no cache may keep; `more`: further headers."""
     head = [kind, (b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
     await client.respond(status, head + (more or []), body)
+
+
+async def json_page(
+    client: Client, data: object, status: int = 200, more: Headers | None = None
+) -> None:
+    """As `page`, of JSON."""
+    await page(client, status, JSON_TYPE, msgspec.json.encode(data), more)
+
+
+def listed(data: Sequence[Mapping[str, object]], more: bool) -> dict[str, object]:
+    """A page of a list as OpenAI's API shows it; `more`: others follow."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {
+        "object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more,
+    }  # fmt: skip

@@ -10,6 +10,7 @@ import msgspec
 
 from common.intake.answers import bad_request
 from common.key_settings import KeySettings
+from common.keys import path
 
 NAME_BYTES_MAX = 256
 """Longest name of a person."""
@@ -26,6 +27,11 @@ class Who(msgspec.Struct, frozen=True):
 
     user: str
     sub: str = ""
+
+    @property
+    def path(self) -> str:
+        """As the verbs know it."""
+        return path(self.user, self.sub)
 
 
 class People(msgspec.Struct, frozen=True):

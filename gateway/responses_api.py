@@ -4,7 +4,7 @@ import msgspec
 
 from common.durable import About, ResultTooLargeError, Status
 from common.intake import body as bodies
-from common.intake.answers import JSON_TYPE, Refusal, bad_request
+from common.intake.answers import Refusal, bad_request
 from common.intake.routes import Row
 from common.settings import GatewaySettings
 from gateway import responses
@@ -13,7 +13,7 @@ from gateway.durables import Durables, Wanted, idempotency_key, outages
 from gateway.following import Follow
 from gateway.front import Front
 from gateway.intake import Accepted, Intake
-from gateway.pages import page
+from gateway.pages import json_page
 from gateway.query import header, query
 
 _AFTER_DIGITS_MAX = 9
@@ -54,13 +54,13 @@ class ResponsesApi:
                 await self._durables.stop(about)
                 await self._durables.jobs.drop(about)
             id = responses.PREFIX + about.id
-            await _json(client, {"id": id, "object": "response", "deleted": True})
+            await json_page(client, {"id": id, "object": "response", "deleted": True})
             return
         asked = query(client)
         if asked.get("stream") in (None, "false"):
             with outages():
                 shown = await self._shown(await self._durables.jobs.status(about))
-            await _json(client, shown)
+            await json_page(client, shown)
             return
         if not about.stream:
             text = "A response can be streamed where it was created with `stream: true`."
@@ -77,7 +77,7 @@ class ResponsesApi:
         about = await self._found(client)
         with outages():
             shown = await self._shown(await self._durables.stop(about))
-        await _json(client, shown)
+        await json_page(client, shown)
 
     async def _background(self, client: Client, a: Accepted) -> None:
         top = {n: raw for n, raw in a.fields.top.items() if n != "background"}
@@ -92,7 +92,7 @@ class ResponsesApi:
             return
         with outages():
             shown = await self._shown(await self._durables.jobs.status(about))
-        await _json(client, shown, about)
+        await json_page(client, shown, more=[(b"x-fairlane-job", about.id.encode())])
 
     async def _found(self, client: Client) -> About:
         owner = self._intake.owner(client, query(client).get("user"))
@@ -114,8 +114,3 @@ class ResponsesApi:
 def _kept(status: Status) -> None:
     if status.state == "unknown":
         raise Refusal(responses.missing(responses.PREFIX + status.about.id))
-
-
-async def _json(client: Client, data: object, about: About | None = None) -> None:
-    more = [(b"x-fairlane-job", about.id.encode())] if about else None
-    await page(client, 200, JSON_TYPE, msgspec.json.encode(data), more)

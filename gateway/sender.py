@@ -1,20 +1,19 @@
 """Sends webhooks over HTTP: to checked addresses alone, without following anybody elsewhere."""
 
-import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from ipaddress import ip_address
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from common import names
+from common.names import Resolve
 from common.settings import GatewaySettings
 from gateway.webhook import check_url, public
-
-Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class NotSentError(Exception):
@@ -44,7 +43,7 @@ class HttpSender:
         """`resolve`: a host's addresses, as the machine knows them where there is none."""
         self._settings = settings
         self._private = settings.webhook_private
-        self._resolver = _Checked(resolve or _addresses, self._private)
+        self._resolver = _Checked(resolve or names.resolve, self._private)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -124,9 +123,3 @@ class _Checked(AbstractResolver):
 
     async def close(self) -> None:
         """It holds nothing."""
-
-
-async def _addresses(host: str, port: int) -> list[str]:
-    loop = asyncio.get_running_loop()
-    found: list[Any] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -6,13 +6,11 @@ in a row came without it: servers of names rotate long answers, and cut them.
 
 import asyncio
 import logging
-import socket
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+
+from common.names import Resolve
 
 log = logging.getLogger("fairlane.sources")
-
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Host and port to its addresses. Raises OSError."""
 
 ABSENT_MAX = 3
 ADDRESSES_MAX = 64
@@ -23,13 +21,6 @@ LOOKUP_S = 5.0
 WARN_S = 60.0
 
 Name = tuple[str, int]
-
-
-async def resolve(host: str, port: int) -> list[str]:
-    """As this machine resolves names. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
 
 
 class Addresses:

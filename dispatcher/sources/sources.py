@@ -11,10 +11,11 @@ from common.broker import Broker
 from common.config import parse_backends
 from common.errors import BrokerError
 from common.metrics import DispatcherMetrics
+from common.names import Resolve
 from common.placed import Placements
 from common.settings import BackendSettings, Settings
 from common.watched import Contents, Watched
-from dispatcher.sources.names import Names, Resolve
+from dispatcher.sources.names import Names
 from dispatcher.sources.wanted import BACKENDS_MAX, Listed, Wanted, endpoint, merge
 
 log = logging.getLogger("fairlane.sources")

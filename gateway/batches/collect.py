@@ -18,7 +18,7 @@ from common.errors import WireError
 from common.intake.answers import ending
 from common.keys import ModelKeys
 from common.outcomes import Outcome
-from common.wire import Data, End, Head, Usage
+from common.wire import Usage
 from gateway.batches.lines import IndexGoneError, check_store, part_path
 from gateway.batches.plan import (
     PART_BYTES,
@@ -211,34 +211,15 @@ async def _answer(run: Run, keys: ModelKeys, job: str) -> Answer:
 
 async def read_answer(broker: Broker, keys: ModelKeys, job: str) -> Answer:
     """What a job ended with; `lost` where its log does not say. Raises BrokerError."""
-    head: Head | None = None
-    parts: list[bytes] = []
-    attempt, size, after = 0, 0, ""
     try:
-        while entries := await joblog.read(broker, keys, job, after, _FIRST):
-            after = entries[-1].id
-            for entry in entries:
-                for frame in entry.frames:
-                    if type(frame) is End:
-                        return _ended(head, parts, size, frame)
-                    if entry.attempt != attempt:
-                        attempt, head, parts, size = entry.attempt, None, [], 0
-                    if type(frame) is Head:
-                        head = frame
-                    elif type(frame) is Data:
-                        size += len(frame.data)
-                        if size > ANSWER_MAX:
-                            parts.clear()
-                        else:
-                            parts.append(frame.data)
+        found = await joblog.whole(broker, keys, job, ANSWER_MAX, _FIRST)
     except WireError:
-        pass
-    return Answer(Outcome.LOST)
-
-
-def _ended(head: Head | None, parts: list[bytes], size: int, end: End) -> Answer:
+        found = None
+    if found is None:
+        return Answer(Outcome.LOST)
+    head, end = found.head, found.end
     if head is None or end.outcome not in (Outcome.FINISHED, Outcome.REFUSED):
         return Answer(end.outcome, end.message, end.usage)
     return Answer(
-        end.outcome, end.message, end.usage, head.status, b"".join(parts), size > ANSWER_MAX
+        end.outcome, end.message, end.usage, head.status, found.body or b"", found.body is None
     )

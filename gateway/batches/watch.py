@@ -3,13 +3,9 @@ for where nothing has come of them for a while, for Redis may have lost the last
 """
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 
-from common import keys
-from common.errors import BrokerError
 from common.outcomes import Outcome
-from common.wire import Cancel, encode_controls
 from gateway.batches.collect import waiting
 from gateway.batches.plan import ATTEMPT_MAX, job_id
 from gateway.batches.run import Flight, Run
@@ -81,11 +77,4 @@ async def stop(run: Run) -> None:
 
 async def _stop(run: Run, line: int, flight: Flight) -> None:
     job = job_id(run.about.hex, line, flight.attempt)
-    word, dispatcher = await run.queue.cancel(
-        job, flight.cls or "batch", run.about.owner, "", Outcome.CANCELLED
-    )
-    if word == "flagged" and dispatcher:
-        with contextlib.suppress(BrokerError):  # the flag reaches it at its next renewal
-            await run.tools.broker.publish(
-                keys.control(dispatcher), encode_controls([Cancel(job, 0)])
-            )
+    await run.queue.stop(job, flight.cls or "batch", run.about.owner, "", Outcome.CANCELLED)
