@@ -16,8 +16,9 @@ free for long. They wait about as long as that, however many they are; a quarter
 number rise where jobs were few or long before.
 
 Where slots are known to be free (configured or learned), so much is sent as the engine is seen to
-take: ⌊1.25·λ·min(d, 0.1 s)⌋ + 1, λ being first bytes a second. Not elsewhere: once the slots are
-full, what is then on its way waits for jobs to end, and long jobs end rarely.
+take: ⌊1.25·λ·d⌋ + 1, λ being first bytes a second. Not elsewhere: once the slots are full, what is
+then on its way waits for jobs to end, and long jobs end rarely. And there batch jobs on their way
+keep nobody else from being sent: the engine takes in both as its next step begins.
 
 Where a class has a target of time per output token, none of it is admitted above the target, and I
 stays below a limit L that follows it (`dispatcher.aimd`); preemptions, which say that the engine's
@@ -51,9 +52,6 @@ UNKNOWN_S = 0.05
 """Time from sending to first byte where the length of a step is not known."""
 SPARE = 1.25
 """More than the engine took in is sent, so that it can show that it takes more."""
-FILL_S = 0.1
-"""Free slots are filled with no more jobs than the engine takes in so much time: who comes
-meanwhile waits for them."""
 DELAYS = 2
 """µ and λ are means of so many d: few, so that they follow within a second."""
 HEADROOM = 1 / 16
@@ -183,7 +181,7 @@ class BackendLoad(Flight):
             return Room(0, reason, Why.TPOT)
         n = limit - (c.unstarted + c.foreign)
         if known and not c.foreign:
-            n = max(n, self._fills(now, slots or self.slots.value))
+            n = max(n, min(self._fills(now, cls, limit), self._free(slots)))
         if n <= 0:
             why = "" if known else self._doubt(now) + ": "
             text = f"{why}{c.unstarted + c.foreign} waiting ≥ limit {limit}"
@@ -217,12 +215,15 @@ class BackendLoad(Flight):
         step = self.signal.gaps.gap(now)
         return UNKNOWN_S if step is None else min(NOTICE_S + STEPS * step, DELAY_MAX_S)
 
-    def _fills(self, now: float, slots: int | None) -> int:
-        """Jobs that may be on their way into slots that are known to be free."""
-        if slots is None or self.jobs >= slots:
-            return 0
-        taken = self._in_time(now, self.begun, min(FILL_S, self._delay(now)))
-        return min(taken - self.unstarted, slots - self.jobs)
+    def _fills(self, now: float, cls: str, limit: int) -> int:
+        """Jobs of a class that may be sent into slots that are known to be free."""
+        beside_batch = 0 if cls == BATCH else limit - self.others()
+        return max(self._in_time(now, self.begun, self._delay(now)) - self.unstarted, beside_batch)
+
+    def _free(self, slots: int | None) -> int:
+        """Slots that are known to be free."""
+        n = slots or self.slots.value
+        return 0 if n is None else max(0, n - self.jobs)
 
     @staticmethod
     def _in_time(now: float, count: Callable[[float, float], int], time: float) -> int:

@@ -95,7 +95,7 @@ class Facts:
         if why is not Why.OPEN:
             metrics.closed(model, why)
         if why in (Why.RESERVED, Why.SLOTS):
-            self._slots.bound(now)
+            self._slots.bound(now, sum(self._inflight().values()))
 
     def reasons(self, now: float) -> dict[str, str]:
         """Why nothing is sent of each class that waits, in words; empty ones where there is room

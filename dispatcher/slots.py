@@ -23,7 +23,8 @@ wait for memory or for its prompts to be computed. Hence:
   reserve (or what batch leaves free) alone holds jobs back for a while, a probe lets just enough go
   that one would wait in each engine. Either one does, which confirms the number; or more run than
   was thought. A probe costs those who come first during about (reserved + 1)/µ seconds the wait
-  that there is without reserve; each that finds nothing doubles the time to the next.
+  that there is without reserve. So it begins when those whom the reserve is for have just taken it,
+  unless they do not come for as long again; each that finds nothing doubles the time to the next.
 
 Pure: time is an argument, in seconds.
 """
@@ -43,7 +44,8 @@ LASTING_S = 0.4
 FAILURES_MAX = 3
 """After so many polls in a row that told nothing, another engine may answer."""
 PROBE_S = 60.0
-"""A learned number that nothing confirmed for so long is probed, if it holds jobs back."""
+"""A learned number that nothing confirmed for so long is probed, if it holds jobs back and all
+slots are taken; after twice as long in any case."""
 PROBE_MAX_S = 600.0
 PROBE_LASTS_S = 3.0
 """Longest probe; metrics that are later than this tell later."""
@@ -167,12 +169,13 @@ class ModelSlots:
         probing = self._probe_from is not None
         return Ceiling(slots, kept, slots + len(engines) if probing else slots - kept)
 
-    def bound(self, now: float) -> None:
-        """Jobs wait, and what is known of the slots alone holds them back."""
+    def bound(self, now: float, taken: int) -> None:
+        """Jobs wait, and what is known of the slots alone holds them back, `taken` of them."""
         if not self._engines or self._probe_from is not None:
             return
         known = min(engine.confirmed_at for engine in self._engines)
-        if now - max(known, self._probe_ended) >= self._period:
+        patience = 1 if taken >= (self._slots or 0) else 2
+        if now - max(known, self._probe_ended) >= patience * self._period:
             self._probe_from = now
             for engine in self._engines:
                 engine.probed = True

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dispatcher.admission import FILL_S, SPARE
 from sim.fairness.engine import FastEngine
 from sim.fairness.fronts import Direct
 from sim.fairness.gateway import BUSY_S, Gateway, Rules
@@ -60,6 +59,12 @@ class Point(msgspec.Struct, frozen=True):
     def prefill_s(self) -> float:
         """What one prompt adds to a step."""
         return self.prompt / self.engine().prefill_tokens_per_s
+
+    def fullest_s(self) -> float:
+        """The longest step: all slots taken, and as many prompts as it may compute."""
+        e = self.engine()
+        tokens = min(e.prefill_chunk_tokens, self.slots * self.prompt)
+        return self.step_s() + tokens / e.prefill_tokens_per_s
 
     def jobs(self) -> int:
         """Enough to fill all slots three times, and for LASTS_S."""
@@ -159,7 +164,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float
     """The longest time in which nothing was sent though a job waited and a slot was free."""
     prefill_s: float
-    """How long that may be: the rest of a step, and one with the prompts that are on their way."""
+    """How long that may be: the rest of a step, and the next with the prompts it computes."""
     inflight: int
     """The most that were in flight."""
     after: int
@@ -183,7 +188,7 @@ def figures(point: Point, seen: Seen, base: Seen) -> Figures:
         tokens=(whole - given(seen.result, since)) / (base_whole - given(base.result, since)),
         whole=whole / base_whole,
         stall_s=stall,
-        prefill_s=2 * (point.step_s() + max(limit * point.prefill_s(), SPARE * FILL_S)),
+        prefill_s=2 * point.fullest_s(),
         inflight=inflight,
         after=_after(seen.result),
     )

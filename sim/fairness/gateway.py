@@ -205,7 +205,7 @@ class Gateway:
                 self._send(now, entry, int(place), floor=turn.floor)
             turns.told(turn, len(entries))
         if turns.why is Why.RESERVED:
-            self._ceiling.bound(now)
+            self._ceiling.bound(now, sum(load.jobs for load in self._loads))
         if self._yields and isinstance(self._order, Order):  # others know no classes
             self._take_back(now, turns, self._order)
 

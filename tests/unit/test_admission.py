@@ -210,44 +210,6 @@ def test_a_full_backend_without_own_jobs_gets_one_after_a_while() -> None:
     assert room(load, 111 + KV_TRIAL_S) == Room(1)
 
 
-def test_batch_gives_way() -> None:
-    load = fresh()
-    send(load, 1, "a")
-    assert room(load, 1, "batch", 2).reason == "1 of other classes not started"
-    assert load.room(1, "batch", 3, floor=True) == Room(2), "but for its floor share"
-    load.started(1, "a")
-    assert room(load, 1, "batch", 2) == Room(2)
-    send(load, 1, "b", cls="batch")
-    assert room(load, 1, "batch", 2) == Room(1)
-    assert room(load, 1, "batch", 1).reason == "1 waiting ≥ limit 1"
-    assert room(load, 1, "interactive", 3) == Room(2), "batch counts against the others' limit"
-    polled(load, 1.1, waiting=2)
-    assert room(load, 1.1, "batch", 9).reason == "1 of others waiting"
-
-
-def test_batch_leaves_one_slot_in_16_free_and_never_all_of_them() -> None:
-    for slots, most in [(32, 30), (17, 15), (16, 15), (2, 1), (1, 1)]:
-        load = fresh(max_num_seqs=slots)
-        for i in range(most):
-            send(load, 1, f"job{i}")
-            assert room(load, 1, "batch", 40).n == 0, "the last has not started"
-            load.started(1, f"job{i}")
-            assert room(load, 1, "batch", 40).n == most - 1 - i
-        assert room(load, 1, "batch", 40).why is Why.SLOTS
-        assert load.room(1, "batch", 40, floor=True).n == min(40, slots + 40 - most)
-    load = fresh()
-    for i in range(20):
-        polled(load, 2 + i, waiting=1, running=8, period=100)
-    polled(load, 30, waiting=0, running=0, period=100)
-    assert room(load, 30, "batch", 40) == Room(7), "slots that were learned"
-    load.slots.probed = True
-    assert room(load, 30, "batch", 40) == Room(40), "or perhaps there are more"
-    load = fresh()
-    assert load.room(1, "batch", 40, slots=16) == Room(15), "slots known otherwise"
-    assert load.room(1, "batch", 40, slots=16, headroom=0.0) == Room(16)
-    assert load.room(1, "standard", 40, slots=16) == Room(40), "others may wait for a slot"
-
-
 def busy(load: BackendLoad, now: float, ends: int, *, begun: bool = True) -> float:
     """A second in which so many jobs come, start and end, one after the other; returns its end."""
     for i in range(1, ends + 1):

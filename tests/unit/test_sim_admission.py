@@ -16,7 +16,7 @@ from sim.fairness.gateway import Rules
 STEADY = Rules(reserved=0)
 
 
-@pytest.mark.parametrize("point", [Point(1, 8), Point(16, 8), Point(64, 128)])
+@pytest.mark.parametrize("point", [Point(1, 8), Point(16, 8), Point(64, 128), Point(256, 32)])
 def test_the_engine_s_queue_is_short_and_the_engine_never_waits(point: Point) -> None:
     f = measure(point, Rules(reserved=0, slots=point.slots), 0)
     assert f.waiting <= f.limit + 1

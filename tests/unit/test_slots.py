@@ -25,6 +25,8 @@ from dispatcher.slots import (
 
 ENOUGH = LASTING + READINGS + 2
 """Readings 0.1 s apart of an engine in which somebody waits all the time."""
+TAKEN = 64
+"""Jobs in flight: no slot of these tests' engines is free."""
 
 
 def read(
@@ -208,30 +210,47 @@ def test_configured_slots_are_never_probed() -> None:
     for model in (ModelSlots(), ModelSlots(32)):
         for now in range(0, 10_000, 10):
             assert ceiling(model, now, engine).busy_max == 31
-            model.bound(now)
+            model.bound(now, TAKEN)
 
 
 def test_learned_slots_are_probed_when_they_hold_jobs_back_and_nothing_confirmed_them() -> None:
     engine, model = learned(32), ModelSlots()
     assert ceiling(model, 3, engine) == Ceiling(32, 1, 31)
-    model.bound(engine.confirmed_at + PROBE_S - 0.1)
+    model.bound(engine.confirmed_at + PROBE_S - 0.1, TAKEN)
     assert ceiling(model, 15, engine).busy_max == 31
     assert ceiling(model, 1_000, engine).busy_max == 31, "it holds nobody back"
-    model.bound(1_000)
+    model.bound(1_000, TAKEN)
     assert ceiling(model, 1_000.1, engine) == Ceiling(32, 1, 33), "one would wait"
+
+
+def test_a_probe_waits_for_those_whom_the_reserve_is_for_to_take_it() -> None:
+    """Who comes during a probe finds no slot kept; who came just before it does not mind."""
+    engine, model = learned(32), ModelSlots()
+    ceiling(model, 3, engine)
+    last = engine.confirmed_at
+    model.bound(last + PROBE_S + 1, 31)
+    assert not engine.probed, "the reserve is free: the next one may want it"
+    model.bound(last + PROBE_S + 2, 32)
+    assert engine.probed, "it was taken"
+    again = learned(32)
+    ceiling(model := ModelSlots(), 3, again)
+    model.bound(last + 2 * PROBE_S - 1, 31)
+    assert not again.probed
+    model.bound(last + 2 * PROBE_S, 31)
+    assert again.probed, "nobody comes"
 
 
 def test_a_probe_ends_with_what_it_was_for() -> None:
     engine, model = learned(32), ModelSlots()
     ceiling(model, 3, engine)
-    model.bound(100)
+    model.bound(100, TAKEN)
     read(engine, 100.1, 32, 0)
     assert ceiling(model, 100.1, engine).busy_max == 33
     now = learn(engine, 100.2, 32)
     assert ceiling(model, now, engine).busy_max == 31
-    model.bound(engine.confirmed_at + 2 * PROBE_S - 1)
+    model.bound(engine.confirmed_at + 2 * PROBE_S - 1, TAKEN)
     assert ceiling(model, now + 29, engine).busy_max == 31, "the next is later"
-    model.bound(now + 2 * PROBE_S + 0.1)
+    model.bound(now + 2 * PROBE_S + 0.1, TAKEN)
     now += 2 * PROBE_S + 0.2
     assert ceiling(model, now, engine).busy_max == 33
     read(engine, now, 33, 0)
@@ -246,7 +265,7 @@ def test_a_probe_without_an_answer_ends_all_the_same_and_the_next_are_ever_rarer
     while now < 5_000:
         probing = ceiling(model, now, engine).busy_max == 33
         if not probing:
-            model.bound(now)
+            model.bound(now, TAKEN)
             if ceiling(model, now, engine).busy_max == 33:
                 began.append(now)
         now += 0.5
@@ -259,7 +278,7 @@ def test_a_probe_without_an_answer_ends_all_the_same_and_the_next_are_ever_rarer
 def test_all_engines_must_confirm() -> None:
     a, b, model = learned(32), learned(32), ModelSlots()
     assert ceiling(model, 3, a, b) == Ceiling(64, 2, 62)
-    model.bound(100)
+    model.bound(100, TAKEN)
     now = learn(a, 100.1, 32)
     assert ceiling(model, now, a, b).busy_max == 66
     learn(b, 100.3, 32)
@@ -269,7 +288,7 @@ def test_all_engines_must_confirm() -> None:
 def test_what_batch_leaves_free_is_probed_too_and_a_probe_lifts_it() -> None:
     engine, model = learned(8), ModelSlots()
     assert ceiling(model, 3, engine) == Ceiling(8), "too few for a reserve"
-    model.bound(100)
+    model.bound(100, TAKEN)
     assert engine.probed
     ceiling(model, 100.1, engine)
     assert engine.probed
@@ -280,13 +299,13 @@ def test_what_batch_leaves_free_is_probed_too_and_a_probe_lifts_it() -> None:
 def test_a_probe_ends_when_its_engine_is_not_used_any_more() -> None:
     a, b, model = learned(32), learned(32), ModelSlots()
     ceiling(model, 3, a, b)
-    model.bound(100)
+    model.bound(100, TAKEN)
     assert a.probed
     assert b.probed
     assert ceiling(model, 100.1, b) == Ceiling(32, 1, 31)
     assert not a.probed
     assert not b.probed
-    model.bound(200)
+    model.bound(200, TAKEN)
     b.forget()
     assert ceiling(model, 200.1, b) == Ceiling()
     assert not b.probed
@@ -296,7 +315,7 @@ def test_one_engine_that_nothing_confirmed_is_enough_for_a_probe() -> None:
     a, b, model = learned(32), learned(32), ModelSlots()
     ceiling(model, 3, a, b)
     now = learn(a, 100, 32)
-    model.bound(now)
+    model.bound(now, TAKEN)
     assert ceiling(model, now, a, b).busy_max == 66
 
 
