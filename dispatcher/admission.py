@@ -20,6 +20,11 @@ take: ⌊1.25·λ·d⌋ + 1, λ being first bytes a second. Not elsewhere: once 
 then on its way waits for jobs to end, and long jobs end rarely. And there batch jobs on their way
 keep nobody else from being sent: the engine takes in both as its next step begins.
 
+For batch µ and λ are its own, and a half more is sent, for it goes only while no others are on
+their way. With everybody's it would send as many at once, and their prompts would be computed
+before those of others that come just then: chat's p99 1.53 instead of 1.41 times alone in `sim`'s
+`batch-lines`, for 3 % more of what chat leaves.
+
 Where a class has a target of time per output token, none of it is admitted above the target, and I
 stays below a limit L that follows it (`dispatcher.aimd`); preemptions, which say that the engine's
 memory holds less than runs there, lower L in any case.
@@ -52,6 +57,8 @@ UNKNOWN_S = 0.05
 """Time from sending to first byte where the length of a step is not known."""
 SPARE = 1.25
 """More than the engine took in is sent, so that it can show that it takes more."""
+SPARE_BATCH = 1.5
+"""The same of batch, which is only sent while no others are on their way."""
 DELAYS = 2
 """µ and λ are means of so many d: few, so that they follow within a second."""
 HEADROOM = 1 / 16
@@ -59,6 +66,11 @@ HEADROOM = 1 / 16
 KV_TRIAL_S = 5.0
 """A backend whose KV memory is full, though nothing was in flight there for so long, gets one job:
 its gauge may have stuck."""
+
+
+Count = Callable[[float, float, str | None], int]
+"""Jobs of a class (None: of all) that something happened to in the last seconds: (now, seconds,
+class)."""
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -174,7 +186,7 @@ class BackendLoad(Flight):
         c = self.counts(now)
         most_inflight = self._follow(now, cls, c.inflight, tpot_s)
         known = self._load_known(now)
-        limit = max(limit if known else min(limit, 1), self.keeps_up(now))
+        limit = max(limit if known else min(limit, 1), self.keeps_up(now, cls))
         if cls == BATCH and not floor and (reason := self._batch_gives_way(c)):
             return Room(0, reason, Why.GIVES_WAY)
         if tpot_s is not None and (reason := self._slow(now, tpot_s)):
@@ -206,9 +218,9 @@ class BackendLoad(Flight):
                 return Room(0, f"KV {kv:.2f} ≥ {self._kv_max:g}", Why.KV)
         return Room(n)
 
-    def keeps_up(self, now: float) -> int:
+    def keeps_up(self, now: float, cls: str | None = None) -> int:
         """Jobs that must be on their way for as many to start as end: see above."""
-        return self._in_time(now, self.done, self._delay(now))
+        return self._in_time(now, self.done, cls)
 
     def _delay(self, now: float) -> float:
         """d: from sending a job to its first byte, in an engine that takes it in at once."""
@@ -218,17 +230,20 @@ class BackendLoad(Flight):
     def _fills(self, now: float, cls: str, limit: int) -> int:
         """Jobs of a class that may be sent into slots that are known to be free."""
         beside_batch = 0 if cls == BATCH else limit - self.others()
-        return max(self._in_time(now, self.begun, self._delay(now)) - self.unstarted, beside_batch)
+        return max(self._in_time(now, self.begun, cls) - self.unstarted, beside_batch)
 
     def _free(self, slots: int | None) -> int:
         """Slots that are known to be free."""
         n = slots or self.slots.value
         return 0 if n is None else max(0, n - self.jobs)
 
-    @staticmethod
-    def _in_time(now: float, count: Callable[[float, float], int], time: float) -> int:
-        """A quarter more than the jobs that are counted in so much time, and one."""
-        return math.floor(SPARE * count(now, DELAYS * time) / DELAYS) + 1
+    def _in_time(self, now: float, count: Count, cls: str | None) -> int:
+        """Some more than the jobs that are counted in d, and one. Batch takes no others' places:
+        what it sends at once would be computed before those of others that come just then."""
+        within = DELAYS * self._delay(now)
+        if cls == BATCH:
+            return math.floor(SPARE_BATCH * count(now, within, BATCH) / DELAYS) + 1
+        return math.floor(SPARE * count(now, within, None) / DELAYS) + 1
 
     def _follow(self, now: float, cls: str, inflight: int, tpot_s: float | None) -> int | None:
         """L of a class, by what is known now."""

@@ -53,8 +53,8 @@ class Flight:
         self._guessed = 0
         self._proven = 0
         """The most that were ever known to run at once."""
-        self._begun: deque[float] = deque(maxlen=TIMES_MAX)
-        self._done: deque[float] = deque(maxlen=TIMES_MAX)
+        self._begun = _Times()
+        self._done = _Times()
         """When first bytes came, and when jobs ended after theirs."""
         self.peak = Peak(PEAK_S)
         """The greatest U of the last PEAK_S."""
@@ -89,7 +89,7 @@ class Flight:
         if run.mine:
             times = self._first_bytes if run.streams else self._whole_answers
             times.append(now - run.sent_at)
-        self._begun.append(now)
+        self._begun.add(now, run.cls)
         self._start(now, job)
 
     def ended(self, now: float, job: str) -> None:
@@ -98,7 +98,7 @@ class Flight:
         if run is None:
             return
         if run.answered:
-            self._done.append(now)
+            self._done.add(now, run.cls)
         self._start(now, job)
         self._guessed -= run.guessed
         del self._runs[job]
@@ -130,13 +130,13 @@ class Flight:
         """Those of a class that have not started."""
         return self._unstarted[cls]
 
-    def begun(self, now: float, within: float) -> int:
-        """Jobs whose first byte came in the last `within` seconds."""
-        return _since(self._begun, now - within)
+    def begun(self, now: float, within: float, cls: str | None = None) -> int:
+        """Jobs (of a class) whose first byte came in the last `within` seconds."""
+        return self._begun.since(now - within, cls)
 
-    def done(self, now: float, within: float) -> int:
-        """Jobs that ended in that time, and had given a first byte."""
-        return _since(self._done, now - within)
+    def done(self, now: float, within: float, cls: str | None = None) -> int:
+        """Jobs (of a class) that ended in that time, and had given a first byte."""
+        return self._done.since(now - within, cls)
 
     def infer(self, now: float, waiting: int | None, running: int | None, asked_at: float) -> None:
         """The engine was asked at `asked_at` and has so many.
@@ -192,10 +192,19 @@ class Flight:
         self.peak.set(now, self.unstarted)
 
 
-def _since(times: deque[float], begin: float) -> int:
-    n = 0
-    for at in reversed(times):
-        if at < begin:
-            break
-        n += 1
-    return n
+class _Times:
+    """When something happened to jobs of each class: the last TIMES_MAX times."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[float, str]] = deque(maxlen=TIMES_MAX)
+
+    def add(self, now: float, cls: str) -> None:
+        self._times.append((now, cls))
+
+    def since(self, begin: float, cls: str | None) -> int:
+        n = 0
+        for at, its in reversed(self._times):
+            if at < begin:
+                break
+            n += cls is None or its == cls
+        return n

@@ -22,6 +22,8 @@ WIDE = EngineSettings(
     prefill_chunk_tokens=2_048,
 )  # fmt: skip
 """The same with so many slots that its speed is the limit."""
+LINES = EngineSettings(max_num_seqs=64, step_ms=20.0)
+"""One engine of `bench.batches`: 40 requests a second of 208 tokens in and 40 out."""
 A10G = EngineSettings(
     max_num_seqs=256, step_ms=27.5, per_seq_us=600.0, prefill_tokens_per_s=3_000.0,
     prefill_chunk_tokens=2_048, kv_tokens=10_000, max_model_len=4_096,
@@ -142,6 +144,26 @@ def batch(
     return Case(
         arrivals=ordered(work + chat), light=frozenset(a.user for a in chat), until=500.0,
         horizon=430.0, engine=engine, since=30.0, windows=((60.0, 430.0), (460.0, 500.0)),
+    )  # fmt: skip
+
+
+def lines(seed: int) -> Case:
+    """Batches of short jobs on two engines, limited by their steps and prompts; 20 people chat, in
+    requests of the same sizes, at half of what the engines can do, for two minutes."""
+    rng = random.Random(seed)
+
+    def sizes() -> tuple[int, int]:
+        return rng.randint(16, 400), rng.randint(8, 72)
+
+    work = [Arrival(0.0, "ABD"[n % 3], *sizes(), "batch", streams=False) for n in range(12_000)]
+    chat = [
+        Arrival(at, f"c{rng.randrange(20)}", *sizes(), "interactive")
+        for at in poisson(rng, 40.0, 20.0, 150.0)
+    ]
+    return Case(
+        arrivals=ordered(work + chat), light=frozenset(a.user for a in chat), until=185.0,
+        horizon=150.0, engine=LINES, engines=2, rules=Rules(slots=2 * LINES.max_num_seqs),
+        since=20.0, windows=((25.0, 150.0), (155.0, 185.0)),
     )  # fmt: skip
 
 

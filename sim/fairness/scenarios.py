@@ -51,6 +51,8 @@ SCENARIOS = {
         Scenario("batch-wide", "the same on an engine with 256 slots",
                  lambda seed: cases.batch(seed, cases.WIDE),
                  ("direct", "fair", "reserve", "at-most-32", "at-most-56", "at-most-96"), RESTS),
+        Scenario("batch-lines", "short jobs on two engines of 64 slots, chat at half load",
+                 cases.lines, ("direct", "reserve", "yield-0"), RESTS),
         Scenario("overload", "10 people chat, others ask as standard for twice the capacity",
                  cases.overload, STANDARD, WAITS),
         Scenario("overload-same", "the same; the others are interactive too",

@@ -210,10 +210,12 @@ def test_a_full_backend_without_own_jobs_gets_one_after_a_while() -> None:
     assert room(load, 111 + KV_TRIAL_S) == Room(1)
 
 
-def busy(load: BackendLoad, now: float, ends: int, *, begun: bool = True) -> float:
+def busy(
+    load: BackendLoad, now: float, ends: int, *, begun: bool = True, cls: str = "standard"
+) -> float:
     """A second in which so many jobs come, start and end, one after the other; returns its end."""
     for i in range(1, ends + 1):
-        send(load, now + i / ends, "busy")
+        send(load, now + i / ends, "busy", cls=cls)
         if begun:
             load.started(now + i / ends, "busy")
         load.ended(now + i / ends, "busy")
@@ -226,7 +228,10 @@ def test_the_limit_follows_what_ends_while_one_job_is_on_its_way() -> None:
     now = busy(load, 10, 60)
     assert load.keeps_up(now) == 5, "3 or 4 end in 0.05 s: a quarter more, and one"
     assert room(load, now) == Room(5)
-    assert room(load, now, "batch", 1) == Room(5)
+    assert room(load, now, "batch", 1) == Room(1), "it takes nobody else's places"
+    now = busy(load, 20, 60, cls="batch")
+    assert room(load, now, "batch", 1) == Room(6), "a half more than its own, and one"
+    assert room(load, now) == Room(5)
     assert room(load, now + 1) == Room(3), "of late nothing ended"
     now = busy(load, 20, 60)
     load.signal.gaps.add(now, 0.1 * 20, 20)
@@ -320,7 +325,9 @@ class _Machine:
             self.load.sent(self.now, self.jobs[-1], cls, streams=bool(n & 16))
         if got.n:
             c = self.load.counts(self.now)
-            limit = max(limit if self.load.fresh(self.now) else 1, self.load.keeps_up(self.now))
+            limit = max(
+                limit if self.load.fresh(self.now) else 1, self.load.keeps_up(self.now, cls)
+            )
             assert c.unstarted + c.foreign <= limit or c.inflight <= 8
             assert c.inflight <= 8 + limit
             assert self.load.room(self.now, cls, limit).n == 0
