@@ -1,8 +1,9 @@
 """`python -m bench.batches`: batches of three owners on two engines, with chat beside them.
 
 The same lines are first sent to the engines themselves, so many at a time that all slots are full:
-that is what the throughput is compared with. Then people chat at half of that, alone and beside the
-batches; after that the batches are alone. Memory is the most that any process of a role held.
+that is what the throughput is compared with. Then people chat at half of that: alone, beside
+uploads of large inputs, and beside the batches; after that the batches are alone. Memory is the
+most that any process of a role held.
 `--kill` ends one part after the other with SIGKILL while the batches run.
 """
 
@@ -43,6 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     chat: float
     """Requests of chat a second, by what the engines can do."""
     chat_s: float
+    upload: bool
+    """Whether chat is also measured beside uploads."""
     kill_s: float
     """Seconds from one kill to the next; 0: none."""
 
@@ -54,6 +57,7 @@ class Seen(msgspec.Struct, kw_only=True):
     alone: Chat
     beside: Chat
     memory: Memory
+    uploading: Chat | None = None
     chats: float = 0.0
     """Answers to chat beside the batches."""
     shared: float = 0.0
@@ -82,14 +86,23 @@ async def measure(plan: Plan, folder: Path) -> Part:
         alone, beside = (Chat(kept, plan.chat * there, KEY) for _ in range(2))
         await alone.run(plan.chat_s / 2)
         seen = Seen(direct=there, alone=alone, beside=beside, memory=Memory(fleet))
+        if plan.upload:
+            seen.uploading = Chat(kept, plan.chat * there, KEY)
+            await _upload(fleet, seen.uploading, folder / "large.jsonl", plan.chat_s / 2)
         async with AsyncExitStack() as stack:
             batches = [
                 Batch(await stack.enter_async_context(fleet.client(n % len(kept), owner)), p, each)
                 for n, (owner, p) in enumerate(zip(OWNERS, paths, strict=True))
             ]
             await _run(plan, fleet, seen, batches, each * len(OWNERS))
-    if alone.failed or (beside.failed and not plan.kill_s):
-        raise RuntimeError(f"chats without an answer: {alone.failed} alone, {beside.failed} beside")
+    calm = [
+        alone,
+        *([seen.uploading] if seen.uploading else []),
+        *([] if plan.kill_s else [beside]),
+    ]
+    if failed := sum(chat.failed for chat in calm):
+        raise RuntimeError(f"{failed} chats without an answer")
+    seen.notes += [note for chat in calm for note in chat.notes]
     size = sum(p.stat().st_size for p in paths)
     return Part(
         name="batches",
@@ -97,6 +110,21 @@ async def measure(plan: Plan, folder: Path) -> Part:
         figures=_figures(seen),
         notes=seen.notes,
     )
+
+
+async def _upload(fleet: BatchFleet, chat: Chat, path: Path, seconds: float) -> None:
+    words = ("--url", fleet.gateways[0].url, "--key", KEY + OWNERS[0], "--seconds", str(seconds))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.batches.upload", *words, str(path),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    await process.stdout.readline()
+    await chat.run(seconds)
+    count = (await process.stdout.read()).decode().strip()
+    if await process.wait():
+        raise RuntimeError("the uploads failed")
+    chat.notes.append(f"uploads of 200 MB, validated, beside chat: {count}")
 
 
 async def _run(
@@ -157,11 +185,22 @@ def _figures(seen: Seen) -> list[Figure]:
         Figure(name="chat's time to first token, p99, alone", unit="s", value=first[0]),
         Figure(name="the same beside the batches", unit="s", value=first[1],
                direct=first[0], through=first[1], budget=Budget(1.5 * first[0])),
+        *_uploading(seen),
         *(
             Figure(name=f"memory of a {name}, the most", unit="MB", value=held / MB,
                    budget=Budget(200))
             for name, held in seen.memory.most.items()
         ),
+    ]  # fmt: skip
+
+
+def _uploading(seen: Seen) -> list[Figure]:
+    if seen.uploading is None:
+        return []
+    here, alone = (percentile(c.first_s, 0.95) for c in (seen.uploading, seen.alone))
+    return [
+        Figure(name="chat's time to first token, p95, beside uploads", unit="s", value=here,
+               direct=alone, through=here, budget=Budget(1.2 * alone)),
     ]  # fmt: skip
 
 
@@ -174,15 +213,18 @@ def _figures(seen: Seen) -> list[Figure]:
               help="Requests of chat, by what the engines can do.")  # fmt: skip
 @click.option("--chat-s", default=120.0, show_default=True, type=click.FloatRange(20),
               help="Seconds of chat beside the batches.")  # fmt: skip
+@click.option("--upload/--no-upload", default=True, show_default=True,
+              help="Measure chat beside uploads of 200 MB, too.")  # fmt: skip
 @click.option("--kill", default=0.0, show_default=True, type=click.FloatRange(0),
               help="Seconds from one kill -9 to the next; 0: none.")  # fmt: skip
 def main(
-    lines: int, slots: int, step_ms: float, direct_s: float, chat: float, chat_s: float, kill: float
-) -> None:
+    lines: int, slots: int, step_ms: float, direct_s: float, chat: float, chat_s: float,
+    upload: bool, kill: float,
+) -> None:  # fmt: skip
     """Measure batches on this machine."""
     plan = Plan(
         lines=lines, slots=slots, step_ms=step_ms, direct_s=direct_s, chat=chat, chat_s=chat_s,
-        kill_s=kill,
+        upload=upload, kill_s=kill,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="fairlane-batches-") as name:
         part = uvloop.run(measure(plan, Path(name)))

@@ -32,6 +32,8 @@ class Chat:
         self.first_s: list[float] = []
         """Times to the first token, in seconds."""
         self.failed = 0
+        self.notes: list[str] = []
+        """What is to be told beside the figures."""
 
     async def run(self, seconds: float) -> float:
         """For so long, and until all are answered; answers a second that ended in that time, but
