@@ -28,15 +28,7 @@ from common.client_types import (
     RequestError,
     UnknownJobError,
 )
-from common.durable import (
-    About,
-    Durable,
-    Result,
-    Status,
-    digest_of,
-    keyed_id,
-    sink_safe,
-)
+from common.durable import About, Durable, Result, Status, digest_of, keyed_id, sink_safe
 from common.errors import BrokerError, ConfigError
 from common.intake import body as bodies
 from common.intake.answers import Refusal, bad_request, unknown_model
@@ -48,6 +40,7 @@ from common.intake.routes import ROWS
 from common.job_settings import TTL_S_MAX
 from common.joblog import Live
 from common.keys import CLASSES
+from common.known import remember
 from common.settings import Settings
 from common.wire import Data, ServedModel
 
@@ -58,6 +51,8 @@ PATIENCE_S = 60.0
 MODELS_S = 5.0
 """A request waits so long for a dispatcher to tell of its models, where none has yet."""
 AGAIN_S = 0.2
+NOTE_S = 3_600.0
+"""That a model has jobs is noted this often."""
 TOGETHER = 64
 """Jobs that `submit_many` submits at a time."""
 USER_MAX = 256
@@ -97,6 +92,8 @@ class Client:
         self._durable = Durable(self._broker, self._queues.of)
         self._group: asyncio.TaskGroup = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
+        self._noted: dict[str, float] = {}
+        """When a model, one of those in `_models`, was noted."""
 
     async def __aenter__(self) -> Self:
         """Connect. Raises BrokerError where Redis does not answer within OPEN_S."""
@@ -130,6 +127,7 @@ class Client:
         limits = self._policies.of(about.model).limits(
             new.cls, self._settings.gateway.user_jobs_max
         )
+        await self._note(about.model)
         word, about = await self._patient(lambda: self._durable.submit(new, about, limits))
         if word in ("full_user", "full_model"):
             raise QueueFullError(
@@ -263,6 +261,12 @@ class Client:
         if model is None:
             raise Refusal(unknown_model(name, [n for n, _ in self._models.listing()]))
         return model
+
+    async def _note(self, model: str) -> None:
+        """Some dispatcher then ends its jobs at their deadlines, also where none serves it."""
+        if self._now() - self._noted.get(model, -NOTE_S) >= NOTE_S:
+            await self._patient(lambda: remember(self._broker, [model]))
+            self._noted[model] = self._now()
 
     async def _about(self, job: str) -> About:
         about = await self._patient(lambda: self._durable.find(job))

@@ -32,8 +32,9 @@ BACKENDS = "fl:backends"
 """hash, permanent: what was changed by HTTP. `add <url>` -> wire.Placed of a backend added,
 `drain <url>` -> wire.Placed without one; `kept` once anything was: common/placed.py."""
 KNOWN = "fl:known"
-"""hash, permanent: model -> ms of the Redis clock when a dispatcher last had a backend for it, so
-that its jobs are waited for after a restart; forgotten after a day, at most 256."""
+"""hash, permanent: model -> ms of the Redis clock when a dispatcher last had a backend or waiting
+jobs of it, or a program submitted one, so that some dispatcher looks after its jobs though no
+source names it any more; forgotten a day later, once nothing waits or runs; at most 256."""
 JOBS = "fl:jobs:"
 """hash, `fl:jobs:<job>`: `about` common/durable.py's description of a durable job, `in` once the
 queue has it; expires some time after the answer."""

@@ -274,7 +274,8 @@ class ModelLoop:
                     await self._learn(give_back=False)
             except BrokerError as e:
                 log.debug("%s: reaping: %s", self.model, e)
-            self._facts.measure(loop.time(), self.model, self._parts.metrics, self._waiting)
+            if self.election.leads:  # the lead may have been lost meanwhile
+                self._facts.measure(loop.time(), self.model, self._parts.metrics, self._waiting)
 
     async def _learn(self, *, give_back: bool) -> None:
         """Read what waits and what runs (strays only between pops, whose jobs are not known here

@@ -13,6 +13,7 @@ from common import keys
 from common.broker import Broker, Subscriber
 from common.clock import wall
 from common.errors import BrokerError, WireError
+from common.known import is_empty, remember
 from common.links import Message
 from common.metrics import DispatcherMetrics
 from common.names import Resolve, resolve
@@ -32,7 +33,7 @@ from common.wire import (
 )
 from dispatcher.closing import Closing
 from dispatcher.engine import EngineClient, open_transport
-from dispatcher.known import is_empty, remember
+from dispatcher.leadership import wait
 from dispatcher.loop import ModelLoop
 from dispatcher.parts import Parts
 from dispatcher.pool import Pool
@@ -50,7 +51,7 @@ FORGET_MS = 60_000
 KNOWN_S = 3.0
 """A model announced for so long was there before us: its missing leader hash means a loss."""
 REMEMBER_S = 10.0
-"""The models that have backends are noted in `fl:known` this often."""
+"""Models with backends or waiting jobs are noted in `fl:known` this often; new ones sooner."""
 MODELS_MAX = 256
 """Most models one process serves, discovered ones included."""
 FULL_S = 60.0
@@ -138,9 +139,7 @@ class Dispatcher:
     async def _until_ended(self, deadline: float) -> None:
         while len(self._runs) and self._now() < deadline:
             self._runs.ended.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    await self._runs.ended.wait()
+            await wait(self._runs.ended, deadline - self._now())
 
     def ready(self) -> bool:
         """Whether this process can serve: Redis is there, and a backend, if there is to be any."""
@@ -160,18 +159,21 @@ class Dispatcher:
         self._sources.configure(settings)
 
     async def _remember(self) -> None:
+        noted, at = set[str](), self._now() - REMEMBER_S
         while True:
-            served = [name for name, loop in self._loops.items() if loop.backends]
-            try:
-                known = await remember(self._broker, served)
-            except BrokerError as e:
-                log.debug("remembering models: %s", e)
-                known = []
-            for name in known:
-                self._loop_of(name)
-            if known and not self.stopping:
-                await self._forget(known)
-            await asyncio.sleep(REMEMBER_S if known else ANNOUNCE_S)
+            used = {name for name, loop in self._loops.items() if loop.backends or loop.busy()}
+            if used - noted or self._now() - at >= REMEMBER_S:
+                try:
+                    known = await remember(self._broker, used)
+                except BrokerError as e:
+                    log.debug("remembering models: %s", e)
+                else:
+                    noted, at = used, self._now()
+                    for name in known:
+                        self._loop_of(name)
+                    if not self.stopping:
+                        await self._forget(known)
+            await asyncio.sleep(ANNOUNCE_S)
 
     def _loop_of(self, name: str) -> ModelLoop | None:
         """The loop of a model, begun where there is none; None: there are as many as may be."""

@@ -31,7 +31,7 @@ async def test_a_model_that_is_known_no_more_makes_room_for_another(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not before its jobs have ended, wherever they wait."""
-    monkeypatch.setattr("dispatcher.known.FORGOTTEN_MS", 30_000)
+    monkeypatch.setattr("common.known.FORGOTTEN_MS", 30_000)
     monkeypatch.setattr("dispatcher.server.MODELS_MAX", 2)
     async with world(monkeypatch, {"e1": ENGINE}, model={"backends": []}) as w:
         w.settings.models["a"] = w.settings.models["b"] = w.settings.models["m1"]

@@ -7,10 +7,10 @@ import pytest
 
 from common import keys, placed
 from common.broker import Broker
+from common.known import remember
 from common.outcomes import Outcome
 from common.settings import BackendSettings, Settings
 from common.wire import ServedBackend, decode_announcement
-from dispatcher.known import remember
 from dispatcher.loop import ModelLoop
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
@@ -325,7 +325,7 @@ async def test_a_model_that_had_a_backend_once_is_led_though_none_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also by a dispatcher that starts afterwards, as long as its name is kept."""
-    monkeypatch.setattr("dispatcher.known.FORGOTTEN_MS", 30_000)
+    monkeypatch.setattr("common.known.FORGOTTEN_MS", 30_000)
     lists = EngineSettings(model="m2", max_num_seqs=4, step_ms=100, seed=1)
     async with world(monkeypatch, {"e2": lists}, model={"backends": []}) as w:
         w.settings.models["m2"] = w.settings.models["m1"]
