@@ -44,16 +44,14 @@ class Batches:
         self.keep_ms = keep_ms
 
     async def create(self, about: About) -> None:
-        """Let a batch begin. One that was not listed at the end, because the process died, is
-        nobody's and expires."""
-        key, run = keys.BATCH + about.id, self._broker.command
-        await run("HSET", key, "about", msgspec.msgpack.encode(about), "status", "validating")
-        await run("PEXPIRE", key, about.window_ms + self.keep_ms + SPARE_MS)
-        own = keys.BATCHES_OF + about.owner
-        await run("ZADD", own, about.created_ms, about.id)
-        await run("ZREMRANGEBYRANK", own, 0, -OWN_MAX - 1)
-        await run("PEXPIRE", own, about.window_ms + self.keep_ms + SPARE_MS)
-        await run("ZADD", keys.BATCHES, about.created_ms, f"{about.id}:{about.owner}")
+        """Let a batch begin: afterwards any worker may take it. After BrokerUncertain it has begun,
+        or there is nothing of it. May be repeated."""
+        await self._broker.call(
+            "batch_create", batch=keys.BATCH + about.id, own=keys.BATCHES_OF + about.owner,
+            active=keys.BATCHES, id=about.id, member=f"{about.id}:{about.owner}",
+            about=msgspec.msgpack.encode(about), created_ms=about.created_ms,
+            keep_ms=about.window_ms + self.keep_ms + SPARE_MS, own_max=OWN_MAX,
+        )  # fmt: skip
 
     async def find(self, id: str) -> tuple[About, State] | None:
         """A batch; None where there is none. Whose it is, is the caller's to check."""
@@ -166,6 +164,13 @@ class Batches:
             names += (n.decode() for n in page)
             if len(page) < PARTS_PAGE:
                 return names
+
+    async def gone(self, id: str, most: int) -> None:
+        """There is nothing of it any more, as where no worker ran for as long as it is kept: it
+        counts no more. Looked for among as many as may be under way."""
+        for listed, owner in await self.active(most):
+            if listed == id:
+                await self._broker.command("ZREM", keys.BATCHES, f"{id}:{owner}")
 
     async def finished(self, id: str, owner: str, model: str) -> None:
         """It is over: it counts no more, and what it left is to be removed later."""

@@ -26,7 +26,7 @@ Value = str | bytes | int | float
 VERBS = (
     "lead", "enqueue", "pop", "start", "renew", "charge", "settle", "ack", "requeue", "assert",
     "cancel", "heartbeat", "reap", "snapshot", "append", "forget", "describe",
-    "batch_take", "batch_commit", "batch_cancel",
+    "batch_create", "batch_take", "batch_commit", "batch_cancel",
 )  # fmt: skip
 
 _SLOT = re.compile(r"^-- (KEYS|ARGV) +(\w+) +(\w+)(\*?)", re.M)

@@ -236,7 +236,9 @@ class Turns:
         tools = self._tools
         self._kept.pop(id, None)
         found = await tools.batches.find(id)
-        if found is not None:
-            about, state = found
-            await finish.clean(tools, about.hex)
-            await tools.batches.finished(id, about.owner, state.model)
+        if found is None:
+            await tools.batches.gone(id, tools.settings.active_max)
+            return
+        about, state = found
+        await finish.clean(tools, about.hex)
+        await tools.batches.finished(id, about.owner, state.model)

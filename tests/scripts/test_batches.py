@@ -1,10 +1,13 @@
 """The verbs of batches: one runner at a time, and what it did as a whole or not at all."""
 
+import asyncio
+import contextlib
+
 import pytest
 
 from common import keys
 from common.batch_state import About, shown
-from common.batches import LEASE_MS, OWN_MAX, Batches
+from common.batches import LEASE_MS, OWN_MAX, SPARE_MS, Batches
 from common.broker import Broker
 
 NOW = 1_790_000_000_000
@@ -40,6 +43,41 @@ async def test_a_batch_is_found_as_it_was_made(batches: Batches) -> None:
     assert found[0] == about() and found[1].status == "validating"
     assert shown(*found)["metadata"] == {"a": "b"}
     assert await batches.find("batch_x") is None
+
+
+@pytest.mark.parametrize("at", range(8))
+async def test_a_batch_begins_or_there_is_nothing_of_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """However many commands of a gateway that dies reach Redis."""
+    execute, sent = broker.link.execute, 0
+
+    async def dies(*args: object) -> object:
+        nonlocal sent
+        sent += 1
+        if sent > at:
+            raise asyncio.CancelledError
+        return await execute(*args)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.link, "execute", dies)
+        with contextlib.suppress(asyncio.CancelledError):
+            await Batches(broker, KEEP_MS).create(about())
+    batches = Batches(broker, KEEP_MS)
+    begun = await batches.active(10) == [(ID, "u")]
+    assert (await batches.find(ID) is not None) is begun
+    assert bool((await batches.own("u", "", 10))[0]) is begun
+
+
+async def test_a_repeated_creation_changes_nothing(batches: Batches, broker: Broker) -> None:
+    await batches.cancel(ID)
+    await batches.finished(ID, "u", "")
+    await batches.create(about())
+    found = await batches.find(ID)
+    assert found is not None and found[1].status == "cancelling"
+    assert await batches.active(10) == []
+    ttl = int(await broker.command("PTTL", keys.BATCH + ID))
+    assert KEEP_MS < ttl <= KEEP_MS + SPARE_MS + about().window_ms
 
 
 async def test_one_runner_at_a_time(batches: Batches) -> None:

@@ -12,6 +12,7 @@ from common.outcomes import Outcome
 from common.queue import describe, heartbeat
 from common.scripts import VERBS
 from tests.scripts.scene import LEADER, NOW, REPLICA, Scene
+from tests.scripts.test_batches import about
 
 pytestmark = pytest.mark.jobs_inside
 
@@ -33,6 +34,7 @@ CALLS: dict[str, Callable[[Scene, Any], Awaitable[object]]] = {
                                           now_ms=NOW),
     "heartbeat": lambda s, r: heartbeat(s.broker, "g9", now_ms=NOW),
     "reap": lambda s, r: s.queue.reap(LEADER, s.term, [REPLICA], "live", now_ms=NOW),
+    "batch_create": lambda s, r: batches(s).create(about("b3")),
     "batch_take": lambda s, r: batches(s).take("take", "b2", "w2", now_ms=NOW),
     "batch_commit": lambda s, r: batches(s).commit("b1", "w1", NOW, "m", keep_ms=1, now_ms=NOW),
     "batch_cancel": lambda s, r: s.broker.call("batch_cancel", batch=BATCH + "b1", now_ms=NOW),
@@ -83,7 +85,8 @@ async def test_a_key_of_another_type_is_an_error_and_stays(scene: Scene, verb: s
     job = {"enqueue": "new", "cancel": "k"}.get(verb, "j")
     key = {"board": scene.keys.board}.get(KEYS.get(verb, ""), scene.keys.record(job))
     key = {"heartbeat": GATEWAYS, "describe": JOBS + "j"}.get(verb, key)
-    key = {"batch_take": BATCH + "b2"}.get(verb, BATCH + "b1") if "batch" in verb else key
+    batch = {"batch_create": "b3", "batch_take": "b2"}.get(verb, "b1")
+    key = BATCH + batch if "batch" in verb else key
     await scene.broker.command("SET", key, "of another type")
     before = await scene.dump()
     with pytest.raises(BrokerRefused, match="WRONGTYPE"):

@@ -39,7 +39,7 @@ async def test_only_what_comes_anew_is_refused_and_writes_nothing(own: Scene) ->
         await two_batches(own)
         before = await own.dump()
         await own.broker.command("CONFIG", "SET", "maxmemory", 1_000)
-        if verb in ("enqueue", "describe"):
+        if verb in ("enqueue", "describe", "batch_create"):
             with pytest.raises(BrokerRefused, match="OOM"):
                 await CALLS[verb](own, run)
             assert await own.dump() == before
