@@ -96,14 +96,10 @@ class Upload:
             await self._quota.check()
         created = int(self._created)
         record = FileRecord(
-            id=self.id,
-            owner=self._owner,
-            bytes=self.size,
-            created_at=created,
-            filename=filename,
+            id=self.id, owner=self._owner, bytes=self.size, created_at=created, filename=filename,
             purpose=purpose,
             expires_at=None if expires_after_s is None else created + expires_after_s,
-        )
+        )  # fmt: skip
         await self._store.put(record_path(self._owner, self.id), msgspec.json.encode(record))
         self.committed = True
         return record
@@ -153,6 +149,11 @@ class Files:
         """A file's content, or the bytes from `start` up to `end`, in blocks."""
         stop = record.bytes if end is None else min(end, record.bytes)
         return self._store.read(content_path(record.owner, record.id), start, stop)
+
+    async def whole(self, record: FileRecord) -> bool:
+        """Whether a file's content is there, as long as it was: somebody else, such as a rule of
+        the bucket, may have removed it and left the record."""
+        return await self._store.size(content_path(record.owner, record.id)) == record.bytes
 
     async def delete(self, owner: str, id: str) -> bool:
         """Remove a file; False: there was none."""

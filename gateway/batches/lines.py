@@ -138,7 +138,9 @@ class Input:
             blocks = [b async for b in self._files.read(record, begin, end)]
         except StoreError:
             self._record = None
-            await self._found()  # where the file was deleted, that is what is wrong
+            # Where the file, or its content alone, was deleted, that is what is wrong.
+            if not await self._files.whole(await self._found()):
+                raise InputGoneError from None
             raise
         return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 

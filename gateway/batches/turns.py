@@ -124,7 +124,9 @@ class Turns:
         while run.status not in OVER:
             try:
                 if run.status == "validating":
-                    if not await validate(run):
+                    if run.now_ms >= run.about.expires_ms:  # its input cannot be read, it seems
+                        await finish.finish(run, "expired")
+                    elif not await validate(run):
                         await asyncio.sleep(NOT_YET_S)
                         return
                 elif run.status == "in_progress":

@@ -4,8 +4,10 @@ it is run."""
 import msgspec
 
 from common.batch_input import BatchError, Validator
+from common.errors import StoreError
 from gateway.batches.lines import Index, IndexMaker, index_path
 from gateway.batches.run import Run
+from gateway.files import FileRecord
 
 MODELS_S = 60.0
 """While no engine is known to answer, a model that is not known is waited for so long."""
@@ -18,9 +20,18 @@ async def validate(run: Run) -> bool:
     if not tools.models.loaded:
         await tools.models.refresh()
     record = await tools.files.find(about.owner, about.input_file_id)
-    if record is None:
-        await _fail(run, [BatchError("input_file_not_found", "The input file is no more.")])
-        return True
+    if record is not None:
+        try:
+            return await _read(run, record)
+        except StoreError:
+            if await tools.files.whole(record):
+                raise
+    await _fail(run, [BatchError("input_file_not_found", "The input file is no more.")])
+    return True
+
+
+async def _read(run: Run, record: FileRecord) -> bool:
+    tools, about = run.tools, run.about
     index, model = IndexMaker(), ""
     check = Validator(about.endpoint, usable=lambda name: _usable(run, name))
     async for block in tools.files.read(record):
