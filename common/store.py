@@ -43,6 +43,8 @@ _SILENT = "the store does not answer"
 _RETRY: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
 _QUERY = re.compile(r"\?\S+")
 """Of a URL in an error; Azure's has secrets."""
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
+"""In the error of an object that is not there. One of `size` has no text."""
 _STAGED = re.compile(r".*#\d+\Z")
 """Names under which obstore keeps parts of a local upload; no listing shows them."""
 
@@ -75,8 +77,8 @@ class Store:
         make: bool = True,
     ) -> None:
         """As in StoreSettings. A local directory is made for the first object, with access for its
-        owner alone; not `make`: one that is not there is a StoreError in every method, for those
-        who know that something is in it. Raises ConfigError where these make no store."""
+        owner alone; not `make`: one that is not there is a StoreError in every method. Raises
+        ConfigError where these make no store."""
         self._store: Any = None
         self._make = make
         self._local = url is None or url.startswith("file:")
@@ -85,16 +87,12 @@ class Store:
             return
         plain = any(v.startswith("http://") for v in (options or {}).values())
         client = {"timeout": "1h", "read_timeout": f"{_CALL_S:g}s", "connect_timeout": "5s"}
+        how: Any = {
+            "config": dict(options or {}), "retry_config": _RETRY,
+            "client_options": client | ({"allow_http": True} if plain else {}),
+        }  # fmt: skip
         try:
-            if url.startswith("memory:"):
-                self._store = from_url(url)
-            else:
-                self._store = from_url(
-                    url,
-                    config=dict(options or {}),  # type: ignore[call-overload]
-                    client_options=client | ({"allow_http": True} if plain else {}),
-                    retry_config=_RETRY,
-                )
+            self._store = from_url(url, **({} if url.startswith("memory:") else how))
         except (BaseError, ValueError) as e:
             raise ConfigError(f"the store cannot be used: {_text(e)}") from None
 
@@ -246,8 +244,8 @@ class Store:
         return self._store
 
     async def _settled(self, work: Awaitable[T], *, missing: bool = False) -> T:
-        """Raises StoreError; with `missing` FileNotFoundError too. Who is cancelled here waits for
-        the end."""
+        """Raises StoreError; with `missing` FileNotFoundError too, of an object in a bucket that is
+        there. Who is cancelled here waits for the end."""
         call = asyncio.ensure_future(work)
         try:
             async with asyncio.timeout(_CALL_S):
@@ -256,7 +254,7 @@ class Store:
             call.cancel()
             raise StoreError(_SILENT) from None
         except (BaseError, OSError) as e:
-            if missing and isinstance(e, FileNotFoundError):
+            if missing and isinstance(e, FileNotFoundError) and not _NO_BUCKET.search(str(e)):
                 raise
             raise StoreError(_text(e)) from None
         except asyncio.CancelledError:
@@ -296,5 +294,7 @@ def _remove_parts(folder: Path, older_than: float, limit: int) -> int:
 
 def _text(e: BaseException) -> str:
     """The first line of an error, without what follows a URL's question mark."""
+    if _NO_BUCKET.search(str(e)):
+        return "the bucket is not there"
     line = (str(e).splitlines() or [""])[0]
     return _QUERY.sub("?…", f"{type(e).__name__}: {line}")[:500]

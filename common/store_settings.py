@@ -15,9 +15,9 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Where files are, and how much of them there may be."""
 
     url: str | None = None
-    """file:///directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix. All
-    replicas must reach the same. Absent: `fairlane/store` in the user's state directory
-    (XDG_STATE_HOME, else ~/.local/state)."""
+    """file:///directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix; the
+    directory or bucket is there. All replicas must reach the same. Absent: `fairlane/store` in the
+    user's state directory (XDG_STATE_HOME, else ~/.local/state), which is made."""
     options: dict[str, str] = {}
     """Of the store's client, such as `aws_endpoint` or `aws_region`; they win over the cloud's
     usual environment variables, where credentials are best left."""

@@ -88,7 +88,8 @@ async def _redis(settings: Settings) -> Finding:
 
 async def _store(settings: Settings) -> Finding:
     try:
-        await Store(settings.store.url, settings.store.options).list("files", limit=1)
+        url = settings.store.url
+        await Store(url, settings.store.options, make=url is None).list("files", limit=1)
     except (StoreError, ConfigError) as e:
         return "store", False, str(e)
     return "store", True, "can be read"

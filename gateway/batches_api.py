@@ -1,5 +1,6 @@
 """`/v1/batches`: OpenAI's Batch API. What is asked for goes into Redis; workers do the rest."""
 
+import logging
 import re
 import secrets
 from typing import Any
@@ -27,6 +28,8 @@ from gateway.jobs import METADATA_TEXT, Metadata
 from gateway.pages import json_page, listed
 from gateway.people import Who
 from gateway.query import limit, query
+
+log = logging.getLogger("fairlane.gateway")
 
 ENDPOINTS = tuple(row.path for row in ROWS)
 BODY_BYTES_MAX = 64 << 10
@@ -76,7 +79,8 @@ class BatchesApi:
                 await self._list(client)
         except BrokerError:
             raise Refusal(unavailable(RETRY_S_MIN)) from None
-        except StoreError:
+        except StoreError as e:
+            log.warning("the store of files: %s", e)
             raise Refusal(unavailable(_RETRY_S, _NO_STORE)) from None
 
     async def item(self, client: Client) -> None:

@@ -78,7 +78,7 @@ class Gateway:
         pages = Pages(keys, self.models, metrics.registry, self.not_ready)
         listing = Listing(broker, keys, self.models, queues, eta)
         store = settings.store
-        self.files = Files(Store(store.url, store.options), store)
+        self.files = Files(Store(store.url, store.options, make=store.url is None), store)
         self._files_api = FilesApi(keys, self.files, store.files_max_bytes)
         batches = BatchesApi(keys, self.files, broker, settings.batch)
         self._durables = durables = Durables(

@@ -179,6 +179,7 @@ NAMES: list[bytes] = [
 async def test_fil_01_a_name_is_only_told(name: bytes, tmp_path: Path) -> None:
     """Whatever a file is called, it is stored under an id of ours, inside the root."""
     root = tmp_path / "deep" / "root"
+    root.mkdir(parents=True)
     async with keeping(root) as s:
         e = await upload(s.app, body=form(b"content", name))
         assert e.status == 200, e.body
@@ -193,6 +194,7 @@ async def test_fil_01_a_name_is_only_told(name: bytes, tmp_path: Path) -> None:
 
 async def test_fil_01_paths_for_ids(tmp_path: Path) -> None:
     root = tmp_path / "root"
+    root.mkdir()
     secret = tmp_path / "secret.json"
     secret.write_text('{"id":"secret"}')
     async with keeping(root) as s:

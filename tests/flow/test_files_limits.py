@@ -163,7 +163,7 @@ async def test_an_upload_that_its_client_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.looptime
 async def test_an_upload_whose_client_falls_silent(tmp_path: Path) -> None:
-    async with keeping(tmp_path / "store") as s:
+    async with keeping(tmp_path) as s:
         start = asyncio.get_running_loop().time()
         headers = [bearer(ALICE), FORM]
         async with Exchange(s.app, "POST", "/v1/files", PIECES[:9], headers, stalls=True) as e:
@@ -237,7 +237,7 @@ async def test_a_store_that_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    async with keeping(tmp_path / "file" / "store") as s:
+    async with keeping(tmp_path / "file") as s:
         for body in (form(), PIECES):
             e = await upload(s.app, body=body)
             assert e.status == 503 and 1 <= int(e.headers["retry-after"]) <= 60
@@ -247,6 +247,7 @@ async def test_a_store_that_cannot_be_written(
 
 async def test_a_store_that_breaks_within_an_upload(tmp_path: Path) -> None:
     root = tmp_path / "root"
+    root.mkdir()
     async with keeping(root) as s:
         assert (await upload(s.app, body=form())).status == 200
         (folder,) = {p.parent for p in kept(root)}

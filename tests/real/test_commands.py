@@ -20,6 +20,7 @@ DONE_S = 90
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
     folder = tmp_path_factory.mktemp("up")
     config = folder / "fairlane.toml"
+    (folder / "store").mkdir()
     config.write_text(f'[store]\nurl = "file://{folder / "store"}"\n')
     role = Role("up", ["up", "--port", "0", "--config", str(config)], folder)
     role.start()

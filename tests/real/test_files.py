@@ -23,6 +23,7 @@ _LINE = b'{"custom_id":"r","method":"POST","url":"/v1/chat/completions","body":{
 @pytest.fixture
 def gateway(redis_server: RedisServer, tmp_path: Path) -> Iterator[Role]:
     config = tmp_path / "fairlane.toml"
+    (tmp_path / "store").mkdir()
     config.write_text(f'[gateway]\ndrain_s = 1\n[store]\nurl = "file://{tmp_path / "store"}"\n')
     args = ["gateway", "--config", str(config), "--redis", redis_server.url, "--port", "0"]
     role = Role("gateway", args, tmp_path)

@@ -23,6 +23,7 @@ class BatchFleet(Fleet):
     def __init__(
         self, folder: Path, server: RedisServer, *, workers: int = 2, more: str = "", **given: Any
     ) -> None:
+        (folder / "store").mkdir()
         store = f'[store]\nurl = "file://{folder / "store"}"\n'
         given = {
             "models": ("m1",), "gateways": 2,

@@ -21,6 +21,8 @@ class FakeS3:
         self.objects: dict[str, bytes] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
         """Parts of uploads that are neither completed nor aborted."""
+        self.gone = False
+        """Whether there is no such bucket."""
         self._next = 0
 
     async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
@@ -33,6 +35,8 @@ class FakeS3:
         await response(scope, receive, send)
 
     def _answer(self, request: Request, key: str, query: dict[str, str], body: bytes) -> Response:
+        if self.gone:
+            return _xml("<Error><Code>NoSuchBucket</Code></Error>", 404)
         if "list-type" in query:
             return self._list(query)
         if "delete" in query:
@@ -68,7 +72,7 @@ class FakeS3:
     def _get(self, request: Request, key: str) -> Response:
         data = self.objects.get(key)
         if data is None:
-            return Response(status_code=404)
+            return _xml("<Error><Code>NoSuchKey</Code></Error>", 404)
         head = {"ETag": '"e"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", ""))
         if wanted is None:
@@ -93,8 +97,9 @@ class FakeS3:
                     "</ListBucketResult>")  # fmt: skip
 
 
-def _xml(text: str) -> Response:
-    return Response(f'<?xml version="1.0" encoding="UTF-8"?>{text}', media_type="application/xml")
+def _xml(text: str, status: int = 200) -> Response:
+    text = f'<?xml version="1.0" encoding="UTF-8"?>{text}'
+    return Response(text, status, media_type="application/xml")
 
 
 @asynccontextmanager

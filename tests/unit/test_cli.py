@@ -194,6 +194,13 @@ def test_check_says_what_is_not_well(tmp_path: Path) -> None:
     assert "hush" not in result.output
 
 
+def test_check_says_that_the_directory_of_files_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "fairlane.toml"
+    path.write_text(f'[store]\nurl = "file://{tmp_path}/none"\n')
+    result = run("check", "--config", str(path), "--redis", NOWHERE)
+    assert "FAIL store: the store's directory is not there" in result.stdout
+
+
 class _Pages(BaseHTTPRequestHandler):
     """An engine that serves the model m; of others, `pages` is what is where."""
 

@@ -240,6 +240,19 @@ async def test_a_store_out_of_reach_tells_no_secret() -> None:
         assert not re.search(r"\?[^…]", str(error)), "no query of a URL"
 
 
+async def test_a_bucket_that_is_not_there_is_no_missing_object() -> None:
+    async with s3() as (fake, options):
+        store = Store("s3://bucket", options)
+        assert await store.get("a") is None and await store.size("a") is None
+        fake.gone = True
+        calls = (
+            store.put("a", b"x"), store.get("a"), store.delete("a"), store.list("a"),
+            joined(store, "a", 0, 1),
+        )  # fmt: skip
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, StoreError) and str(error) == "the bucket is not there"
+
+
 async def test_a_store_that_is_silent_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listens:
         url = f"http://127.0.0.1:{listens.getsockname()[1]}"
