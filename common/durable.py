@@ -97,6 +97,11 @@ class Status(msgspec.Struct, frozen=True):
         """Whether it has ended."""
         return self.state not in ("queued", "running")
 
+    @property
+    def answered(self) -> bool:
+        """Whether it ended with an answer of an engine's, which may be a refusal."""
+        return self.outcome in (Outcome.FINISHED, Outcome.REFUSED)
+
 
 class Result(msgspec.Struct, frozen=True):
     """A whole answer, of the attempt that ended."""
@@ -189,19 +194,21 @@ class Durable:
             started_ms=started, ended_ms=int(ended) if ended else None, tries=int(tries or 0),
         )  # fmt: skip
 
-    async def result(self, about: About) -> Result | None:
-        """The whole answer of a job that has ended, None while there is none. Raises BrokerError,
-        and ResultTooLargeError."""
+    async def result(self, about: About, *, body: bool = True) -> Result | None:
+        """The whole answer of a job that has ended, None while there is none; not `body`: without
+        it. Raises BrokerError, and ResultTooLargeError."""
         k = self._queue_of(about.model).keys
-        found = await joblog.whole(self._broker, k, about.id, RESULT_MAX)
+        count = joblog.READ_MAX if body else 1
+        found = await joblog.whole(self._broker, k, about.id, RESULT_MAX if body else 0, count)
         if found is None:
             return None
-        if found.body is None:
+        if body and found.body is None:
             raise ResultTooLargeError
         head, end = found.head or _NOTHING, found.end
         return Result(
-            head.status, head.headers, head.stream, found.body, end.outcome, end.message, end.usage
-        )
+            head.status, head.headers, head.stream, found.body or b"", end.outcome, end.message,
+            end.usage,
+        )  # fmt: skip
 
     async def cancel(self, about: About) -> Literal["cancelled", "flagged", "ended", "unknown"]:
         """Take a job out of the queue, or have its run stopped: `flagged`, it ends soon. Raises

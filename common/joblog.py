@@ -73,10 +73,12 @@ async def whole(
     broker: Broker, keys: ModelKeys, job: str, most: int, count: int = READ_MAX
 ) -> Whole | None:
     """What a job ended with, of at most `most` bytes, read `count` entries at a time; None while
-    its log does not say. Raises as `read`."""
+    its log does not say. Of a longer log no more is read than its ends and, of the attempt that
+    ended, `most` bytes and `count` entries. Raises as `read`."""
     head: Head | None = None
     parts: list[bytes] = []
     attempt, size, after = 0, 0, ""
+    ended: tuple[End, int] | None = None
     while entries := await read(broker, keys, job, after, count):
         after = entries[-1].id
         for entry in entries:
@@ -93,7 +95,25 @@ async def whole(
                         parts.clear()
                     else:
                         parts.append(frame.data)
+        ended = ended or await _ended(broker, keys, job)
+        if ended is None:
+            return None
+        end, of = ended
+        if attempt == of and size > most:
+            return Whole(head, None, end)
+        if attempt < of:
+            after = f"{of}-0"
     return None
+
+
+async def _ended(broker: Broker, keys: ModelKeys, job: str) -> tuple[End, int] | None:
+    """The end, and the attempt whose answer it ends: the end alone may stand under another, of who
+    inherited it. None while there is none. Raises as `read`."""
+    reply = await broker.command("XREVRANGE", keys.log(job), "+", "-", "COUNT", 2)
+    entries = [_entry(*r) for r in reply]
+    ends = [f for e in entries[:1] for f in e.frames if type(f) is End]
+    said = (e.attempt for e in entries if any(type(f) is not End for f in e.frames))
+    return (ends[0], next(said, 0)) if ends else None
 
 
 def _entry(id: bytes, fields: Sequence[bytes]) -> Entry:

@@ -126,11 +126,12 @@ class JobsApi:
         return jobs.shown(status, result=await self.result(status))
 
     async def result(self, status: Status) -> Result | None:
-        """The whole answer of a job that has ended, unless it is a stream. Raises BrokerError."""
+        """The answer of a job that has ended, unless it is a stream; of one that broke off its
+        status alone. Raises BrokerError."""
         if not status.over or (status.about.stream and status.state == "completed"):
             return None
         try:
-            return await self._durables.jobs.result(status.about)
+            return await self._durables.jobs.result(status.about, body=status.answered)
         except ResultTooLargeError:
             return None
 

@@ -103,7 +103,7 @@ class ResponsesApi:
     async def _shown(self, status: Status) -> dict[str, object]:
         """Raises BrokerError, and Refusal where it is not kept any more."""
         _kept(status)
-        if not status.over:
+        if not status.answered:
             return responses.shown(status, None)
         try:
             return responses.shown(status, await self._durables.jobs.result(status.about))

@@ -132,3 +132,42 @@ async def test_back_at_an_event_that_redis_has_lost(
 def _without_ids(told: bytes) -> bytes:
     """What was put there again may have other ids."""
     return re.sub(rb"^id: .*\n", b"", told, flags=re.M)
+
+
+async def test_a_stream_that_broke_off_is_looked_at_without_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long it is: what is told of it is its status and why it ended."""
+    asked = {
+        "model": "m1", "input": "hello", "max_output_tokens": 4_000, "ignore_eos": True,
+        "background": True, "stream": True,
+    }  # fmt: skip
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        a = await Site(w, "a").start()
+        following = asyncio.ensure_future(a.ask("POST", "/v1/responses", asked))
+        await a.ask("POST", "/v1/jobs", job(4_000, stream=True))
+        await pass_time(30)
+        made = (await a.ask("GET", "/v1/jobs")).json["data"]
+        for one in made:
+            assert (await a.ask("DELETE", f"/v1/jobs/{one['id']}")).json["id"]
+        assert b"response.failed" in (await following).body
+        await wait_until(lambda: w.engines["e1"].running() == 0, timeout=20, what="they stop")
+        read, command = 0, a.process.broker.command
+
+        async def counted(*args: Any) -> Any:
+            nonlocal read
+            reply = await command(*args)
+            read += len(reply) if args[0] in ("XRANGE", "XREVRANGE") else 0
+            return reply
+
+        monkeypatch.setattr(a.process.broker, "command", counted)
+        for one in made:
+            found = (await a.ask("GET", f"/v1/jobs/{one['id']}")).json
+            assert (found["state"], found["status_code"]) == ("cancelled", 200)
+            assert read <= 8
+            read = 0
+            if one["path"] == "/v1/responses":
+                found = (await a.ask("GET", f"/v1/responses/resp_{one['id']}")).json
+                assert found["status"] == "cancelled" and read <= 2
+                read = 0
+        assert len(made) == 2
