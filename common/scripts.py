@@ -31,7 +31,8 @@ VERBS = (
 
 _SLOT = re.compile(r"^-- (KEYS|ARGV) +(\w+) +(\w+)(\*?)", re.M)
 _USES = re.compile(r"^-- USES (\w+)$", re.M)
-_COMMENT = re.compile(r"^ *--.*$", re.M)
+_COMMENT = re.compile(r"""('(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*")|--[^\n]*""")
+"""Or a string, which stays: it may have two hyphens too."""
 _FUNCTION = re.compile(r"^local function (\w+)\b.*?^end$", re.M | re.S)
 _UNPACKED_MAX = 1_000
 """Lua unpacks no more than 8,000 values at once; further ones are taken one by one."""
@@ -130,11 +131,12 @@ def _libraries(source: str, given: Mapping[str, str]) -> str:
         given.get(n) or (_folder() / "lib" / f"{n}.lua").read_text(encoding="utf-8")
         for n in _USES.findall(source)
     )
-    functions = [(m[1], _COMMENT.sub("", m[0])) for m in _FUNCTION.finditer(text)]
+    functions = [(m[1], _COMMENT.sub(r"\1", m[0])) for m in _FUNCTION.finditer(text)]
     for _ in range(len(functions)):
         called = source + "".join(f"\n{body}" for _, body in functions)
         functions = [f for f in functions if len(re.findall(rf"\b{f[0]}\(", called)) > 1]
-    return "".join(" ".join(body.split()) + " " for _, body in functions)
+    lines = (line.strip() for _, body in functions for line in body.splitlines())
+    return "".join(line + " " for line in lines if line)
 
 
 def _folder() -> Traversable:

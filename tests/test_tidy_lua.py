@@ -11,8 +11,8 @@ find planted faults. The header's grammar:
 
 with `--` lines of words in between, among them `-- USES <library>`, and each slot used in the body
 or in such a library.
-A library in `lib/` begins in the same way and has no slots; some script uses it. `now_us` counts
-as a use of `now_ms`: the loader makes it from that slot.
+A library in `lib/` begins in the same way and has no slots, and is of whole functions; some script
+uses it. `now_us` counts as a use of `now_ms`: the loader makes it from that slot.
 """
 
 import re
@@ -48,6 +48,8 @@ FORBIDDEN = re.compile(
 STRING_OR_COMMENT = re.compile(r"('(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\")|--[^\n]*")
 CALL = re.compile(r"\bredis\.p?call\(")
 ASSIGN = re.compile(r"^\s*(?:local +)?(\w+(?: *, *\w+)*) *=(?!=)(.*)", re.M)
+WHOLE_FUNCTION = re.compile(r"^local function \w+\(.*\n(?:(?:[ \t].*)?\n)*end$", re.M)
+LONG = re.compile(r"\[=*\[")
 MANY_KEYS = {"DEL", "UNLINK", "EXISTS", "MGET", "TOUCH"}
 
 
@@ -186,7 +188,22 @@ def callers(root: Path) -> list[str]:
     return found
 
 
-CHECKS = [header, body_words, whole_keys, callers]
+def libraries(root: Path) -> list[str]:
+    """The loader takes whole functions out of a library, by their first and last lines, and puts
+    each in one line: nothing stands beside them, and no text goes over lines."""
+    found = []
+    for path, _, body in scripts(root):
+        if path.startswith(LIBRARIES):
+            rest = WHOLE_FUNCTION.sub(lambda m: "\n" * m[0].count("\n"), body)
+            found += [
+                f"{path}:{line_of(rest, m.start())}: beside whole functions: {m[0]}"
+                for m in re.finditer(r"^.*\S.*$", rest, re.M)
+            ]
+            found += [f"{path}:{line_of(body, m.start())}: {m[0]}" for m in LONG.finditer(body)]
+    return found
+
+
+CHECKS = [header, body_words, whole_keys, callers, libraries]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -200,10 +217,12 @@ POP = HEAD + "-- RETURNS x\n\nreturn redis.call('HSCAN', a, now_us .. ':' .. x[1
 PREFIX = POP.replace("-- ARGV x", "-- ARGV a_prefix str\n-- ARGV x") + (
     "local k = a_prefix .. x\nredis.call('GET', k)\n"
 )
+LIBRARY = "-- l: words\n\n-- f: words\nlocal function f(x)\n  return x -- x\n\nend\n"
 TIDY = {
     "common/queue.py": 'await run("pop", a=1)\nscripts.ack\n',
-    "common/lua/pop.lua": PREFIX,
+    "common/lua/pop.lua": PREFIX.replace("-- KEYS a", "-- USES l\n-- KEYS a"),
     "common/lua/ack.lua": POP.replace("pop:", "ack:"),
+    "common/lua/lib/l.lua": LIBRARY,
 }
 BODY = "-- RETURNS x\nlocal b = a, x, now_ms\n"  # uses every slot of HEAD; its next line is 8
 ACK = HEAD.replace("pop:", "ack:")
@@ -251,6 +270,21 @@ def test_a_planted_fault_is_found(check: Check, text: str, line: int, tmp_path: 
     if check is callers:
         plant(tmp_path, {"common/queue.py": 'await run("pop", a=1)\nack = scripts.acknowledge\n'})
     assert [c.split(": ")[0] for c in check(tmp_path)] == [f"common/lua/ack.lua:{line}"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ("local g = 1\n", 8),
+        ("local function g() return 1 end\n", 8),
+        ("local function g()\n  return 1\nend -- g\n", 8),
+        ("local function g()\nreturn 1\nend\n", 8),
+        ("local function g()\n  return [[\n  x]]\nend\n", 9),
+    ],
+)
+def test_a_library_is_of_whole_functions(wrong: str, line: int, tmp_path: Path) -> None:
+    plant(tmp_path, TIDY, {"common/lua/lib/l.lua": LIBRARY + wrong})
+    assert libraries(tmp_path)[0].startswith(f"common/lua/lib/l.lua:{line}: ")
 
 
 def test_even_pop_builds_keys_from_nothing_but_a_prefix(tmp_path: Path) -> None:

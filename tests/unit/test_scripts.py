@@ -124,6 +124,24 @@ local function deep() return 1 end
     assert "function" not in gone, "nothing calls what calls it"
 
 
+async def test_comments_and_strings_of_a_library(broker: Broker) -> None:
+    """A comment behind code ends with its line, though all lines become one."""
+    library = """-- own: words
+local function said() -- in one's own words
+  local at = '  -- '  -- no comment
+  -- "a word
+  return at .. "--\\"  '" .. 'it\\'s'
+end
+"""
+    source = SOURCE.replace("--\n", "-- USES own\n", 1).replace(
+        "return", "if true then return said() end\nreturn", 1
+    )
+    script = parse("echo", source, {"own": library})
+    args = script.bind(slots())
+    reply = await broker.command("EVAL", script.text, len(args[0]), *args[0], *args[1])
+    assert reply == b"  -- --\"  'it's"
+
+
 @pytest.mark.parametrize(
     "value",
     [0, -5, 1_790_000_000_000_123, 2**53, 1e21, 0.1 + 0.2, 1.0, 5e-324, 1.7e308, -0.0, 1 / 3],
