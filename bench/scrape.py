@@ -20,6 +20,7 @@ from dispatcher.backend import Backend
 from dispatcher.backends import Poller
 from dispatcher.engine import open_transport
 from dispatcher.engines.kinds import ADAPTERS, recognise
+from dispatcher.pages import Pages
 from sim.engine import Engine
 from sim.events import EngineRequest
 from sim.metrics import render
@@ -109,7 +110,7 @@ async def scraped(text: bytes, seconds: float, cores: Cores) -> float:
         backend = Backend(BackendSettings(url=f"http://127.0.0.1:{port}"), model=MODEL)
         transport = Counted(open_transport())
         poller = Poller(
-            transport, [backend], busy=lambda _: True, changed=lambda _: None,
+            Pages(transport), [backend], busy=lambda _: True, changed=lambda _: None,
             rng=random.Random(1), busy_ms=SCRAPE_MS,
         )  # fmt: skip
         running = asyncio.create_task(poller.run())

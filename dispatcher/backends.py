@@ -7,16 +7,15 @@ takes a backend out of use is in `dispatcher.health`.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
-
-import httpx
 
 from dispatcher.backend import Backend
 from dispatcher.engines.facts import NOTHING, EngineFacts
 from dispatcher.engines.kinds import ADAPTERS
 from dispatcher.engines.models import read_models
-from dispatcher.pages import Unreadable, read_page
+from dispatcher.pages import Pages, Unreadable
 
 log = logging.getLogger("fairlane.backends")
 
@@ -35,7 +34,7 @@ class Poller:
 
     def __init__(
         self,
-        transport: httpx.AsyncBaseTransport,
+        pages: Pages,
         backends: Sequence[Backend],
         *,
         busy: Callable[[Backend], bool],
@@ -47,16 +46,15 @@ class Poller:
         """`busy`: whether jobs wait for this backend, so that it is polled often.
 
         `changed` is told when facts, reachability or served models of a backend are new; it must
-        neither wait nor raise. The transport stays the caller's.
+        neither wait nor raise. `pages` are shared with the pollers of other models.
         """
-        self._transport = transport
+        self._pages = pages
         self._backends = tuple(backends)
         self._busy = busy
         self._changed = changed
         self._rng = rng
         self._busy_s = busy_ms / 1000
         self._idle_s = idle_ms / 1000
-        self._warned: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
         """Poll both until cancelled."""
@@ -82,16 +80,17 @@ class Poller:
                 group.create_task(self._poll_models(backend))
 
     async def _poll_metrics(self, backend: Backend) -> None:
-        now = asyncio.get_running_loop().time
-        while True:
-            asked_at = now()
-            try:
-                facts = await self._facts(backend)
-            except Unreadable as e:
-                self._failed(backend, e)
-            else:
-                self._read(backend, facts, asked_at)
-            await self._pause(backend)
+        now, looked = asyncio.get_running_loop().time, -math.inf
+        with self._pages.reading(backend.url):
+            while True:
+                try:
+                    facts, asked_at = await self._facts(backend, looked)
+                except Unreadable as e:
+                    self._failed(backend, e)
+                else:
+                    self._read(backend, facts, asked_at)
+                looked = now()
+                await self._pause(backend)
 
     async def _pause(self, backend: Backend) -> None:
         """From the end of one poll to the next: an engine that answers slowly is not pressed."""
@@ -107,10 +106,15 @@ class Poller:
                 return
             await asyncio.sleep(min(left, busy_s))
 
-    async def _facts(self, backend: Backend) -> EngineFacts:
+    async def _facts(self, backend: Backend, looked: float) -> tuple[EngineFacts, float]:
+        """What a page tells that was asked for since the last one was looked at here, and when
+        that was. Raises Unreadable."""
         reading = backend.reading
+        recent = self._busy_s if self._busy(backend) else self._idle_s
+        since = max(looked, asyncio.get_running_loop().time() - recent)
+        path = reading.path or "/metrics"
         try:
-            page = await self._get(backend, reading.path or "/metrics")
+            page, asked_at = await self._pages.read(backend.settings, backend.host, path, since)
         except Unreadable as e:
             if not e.refused:
                 reading.missed()
@@ -119,7 +123,7 @@ class Poller:
         if facts == NOTHING:
             what = reading.kind if reading.kind in ADAPTERS else "known engine"
             raise Unreadable(f"nothing of a {what} in {len(page)} bytes")
-        return facts
+        return facts, asked_at
 
     def _read(self, backend: Backend, facts: EngineFacts, asked_at: float) -> None:
         now = asyncio.get_running_loop().time()
@@ -139,35 +143,35 @@ class Poller:
             self._changed(backend)
 
     async def _poll_models(self, backend: Backend) -> None:
-        while True:
-            before = (backend.models, backend.reachable)
-            refused = False
-            try:
-                names = read_models(await self._get(backend, "/v1/models"))
-                if names is None:
-                    raise Unreadable("not a list of models")
-                backend.models = names
-            except Unreadable as e:
-                refused = e.refused
-                self._warn(backend, "models", e)
-            alone = backend.reading.path is None
-            if alone:  # nothing else tells whether it is there
-                backend.health.reached(asyncio.get_running_loop().time(), not refused)
-            if before != (backend.models, backend.reachable):
-                self._changed(backend)
-            often = alone or backend.models is None
-            await asyncio.sleep(self._jittered(MODELS_RETRY_S if often else MODELS_S))
+        now, looked = asyncio.get_running_loop().time, -math.inf
+        with self._pages.reading(backend.url):
+            while True:
+                await self._look_for_models(backend, max(looked, now() - MODELS_RETRY_S))
+                looked = now()
+                often = backend.reading.path is None or backend.models is None
+                await asyncio.sleep(self._jittered(MODELS_RETRY_S if often else MODELS_S))
 
-    async def _get(self, backend: Backend, path: str) -> bytes:
-        return await read_page(self._transport, backend.settings, backend.host, path)
+    async def _look_for_models(self, backend: Backend, since: float) -> None:
+        before = (backend.models, backend.reachable)
+        refused = False
+        try:
+            page, _ = await self._pages.read(backend.settings, backend.host, "/v1/models", since)
+            names = read_models(page)
+            if names is None:
+                raise Unreadable("not a list of models")
+            backend.models = names
+        except Unreadable as e:
+            refused = e.refused
+            self._warn(backend, "models", e)
+        if backend.reading.path is None:  # nothing else tells whether it is there
+            backend.health.reached(asyncio.get_running_loop().time(), not refused)
+        if before != (backend.models, backend.reachable):
+            self._changed(backend)
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self._rng.uniform(1 - JITTER, 1 + JITTER)
 
     def _warn(self, backend: Backend, what: str, why: Unreadable) -> None:
-        now = asyncio.get_running_loop().time()
-        last = self._warned.get((backend.url, what))
-        if last is None or now - last >= WARN_S:
-            self._warned[backend.url, what] = now
+        if self._pages.tells(backend.url, what, WARN_S):
             text = "it takes no connection" if why.refused else str(why)
             log.warning("backend %s: %s unknown: %s", backend.url, what, text)

@@ -1,6 +1,9 @@
-"""One page of an engine: its bytes, within bounds of time and size, or why it cannot be read."""
+"""The pages of engines: their bytes, within bounds of time and size, or why they cannot be read."""
 
 import asyncio
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -22,6 +25,66 @@ class Unreadable(FairlaneError):
     def __init__(self, why: str, *, refused: bool = False) -> None:
         super().__init__(why)
         self.refused = refused
+
+
+class Pages:
+    """What those share who read pages of the same engines, as the models of one engine do: each
+    page is asked for once for all of them, and what is wrong is told once."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        """The transport stays the caller's."""
+        self._transport = transport
+        self._readers: Counter[str] = Counter()
+        self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._kept: dict[tuple[str, str], tuple[float, bytes | Unreadable]] = {}
+        """Of engines with several readers: when a page was asked for last, and what came."""
+        self._told: dict[tuple[str, str], float] = {}
+
+    @contextlib.contextmanager
+    def reading(self, url: str) -> Iterator[None]:
+        """Be a reader of an engine's pages meanwhile."""
+        self._readers[url] += 1
+        try:
+            yield
+        finally:
+            self._readers[url] -= 1
+            if not self._readers[url]:
+                del self._readers[url]
+                for key in [k for k in self._locks if k[0] == url]:
+                    del self._locks[key]
+                    self._kept.pop(key, None)
+
+    async def read(
+        self, backend: BackendSettings, host: str | None, path: str, since: float
+    ) -> tuple[bytes, float]:
+        """A page that was asked for after `since` by the loop's clock, by whichever reader, else
+        now; and when that was. Others wait meanwhile, as an engine answers one at a time. Raises
+        Unreadable, to all of them alike."""
+        key = backend.address, path
+        async with self._locks[key]:
+            asked_at, found = self._kept.get(key, (since, b""))
+            if asked_at <= since:
+                asked_at = asyncio.get_running_loop().time()
+                try:
+                    found = await read_page(self._transport, backend, host, path)
+                except Unreadable as e:
+                    found = e
+                if self._readers[backend.address] > 1:
+                    self._kept[key] = asked_at, found
+                else:
+                    self._kept.pop(key, None)
+        if isinstance(found, Unreadable):
+            raise Unreadable(str(found), refused=found.refused)
+        return found, asked_at
+
+    def tells(self, url: str, what: str, every_s: float) -> bool:
+        """Whether this is to be told of an engine now: once in `every_s`, by whichever reader."""
+        now = asyncio.get_running_loop().time()
+        if now - self._told.get((url, what), -every_s) < every_s:
+            return False
+        self._told = {k: at for k, at in self._told.items() if now - at < every_s}
+        self._told[url, what] = now
+        return True
 
 
 async def read_page(

@@ -20,6 +20,7 @@ from common.wire import ServedBackend
 from dispatcher.backend import Backend
 from dispatcher.backends import Poller
 from dispatcher.loop import ModelLoop
+from dispatcher.pages import Pages
 from dispatcher.runs import Runs
 from dispatcher.sources.wanted import Wanted, diff
 
@@ -61,7 +62,7 @@ class Pool:
         rng: random.Random,
     ) -> None:
         """`loop_of`: the loop of a model, made where there is none; None: there are too many."""
-        self._transport = transport
+        self._pages = Pages(transport)
         self._settings = settings
         self._runs = runs
         self._loop_of = loop_of
@@ -163,7 +164,7 @@ class Pool:
 
     def _poll(self, backend: Backend, loop: ModelLoop) -> asyncio.Task[None]:
         poller = Poller(
-            self._transport, [backend], busy=lambda _: loop.busy(), changed=lambda _: loop.wake(),
+            self._pages, [backend], busy=lambda _: loop.busy(), changed=lambda _: loop.wake(),
             rng=self._random, busy_ms=self._settings.poll_busy_ms,
             idle_ms=self._settings.poll_idle_ms,
         )  # fmt: skip
@@ -178,7 +179,7 @@ class Pool:
     def _probe(self, wanted: Wanted) -> None:
         backend = Backend(wanted.settings, host=wanted.host)
         poller = Poller(
-            self._transport, [backend], busy=lambda _: False,
+            self._pages, [backend], busy=lambda _: False,
             changed=lambda _: self._reconcile(), rng=self._random,
         )  # fmt: skip
         task = self._group.create_task(poller.run_models())

@@ -20,7 +20,7 @@ from dispatcher.backend import Backend
 from dispatcher.backends import Poller
 from dispatcher.engines.facts import EngineFacts
 from dispatcher.health import MISSES_MAX
-from dispatcher.pages import PAGE_BYTES_MAX
+from dispatcher.pages import PAGE_BYTES_MAX, Pages
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
 from tests.support.wait import pass_time, wait_until
@@ -56,7 +56,7 @@ class Watch:
 async def polling(transport: httpx.AsyncBaseTransport, watch: Watch) -> AsyncIterator[None]:
     """A poller that runs meanwhile; its failure is the test's."""
     poller = Poller(
-        transport,
+        Pages(transport),
         [watch.backend],
         busy=lambda _: watch.busy,
         changed=watch.changed,
