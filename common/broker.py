@@ -99,6 +99,17 @@ class Broker:
             raise BrokerDown("no connection to Redis")
         return await self.link.execute(args)
 
+    async def back(self, again_s: float, until: float) -> bool:
+        """Before what failed is tried again: wait `again_s`, and for a connection. False where it
+        is `until`, of the loop's time, before that."""
+        try:
+            async with asyncio.timeout_at(until):
+                await asyncio.sleep(again_s)
+                await self.up.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def publish(self, channel: str, data: bytes) -> int:
         """How many subscribers got it. Raises as `call`."""
         return int(await self.command("PUBLISH", channel, data))

@@ -177,9 +177,8 @@ class Client:
                         await self._still_there(about)
                 break
             except BrokerError:
-                if self._now() > until:
+                if not await self._broker.back(AGAIN_S, until):
                     raise
-                await asyncio.sleep(AGAIN_S)
         status = await self.status(job)
         if status.state != "completed":
             raise JobFailedError(status)
@@ -286,9 +285,8 @@ class Client:
             try:
                 return await call()
             except BrokerError:
-                if self._now() > until:
+                if not await self._broker.back(AGAIN_S, until):
                     raise
-                await asyncio.sleep(AGAIN_S)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

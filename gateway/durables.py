@@ -193,11 +193,7 @@ class Durables:
             except BrokerUncertain:
                 if not left:
                     raise
-            try:
-                async with asyncio.timeout_at(end):
-                    await asyncio.sleep(AGAIN_S)
-                    await self._broker.up.wait()
-            except TimeoutError:
+            if not await self._broker.back(AGAIN_S, end):
                 break
         raise BrokerDown("Redis did not say whether the job is there")
 

@@ -223,11 +223,7 @@ class Desk:
             except BrokerError as e:
                 log.warning("enqueue: %s", e)
                 return None, uncertain
-            try:
-                async with asyncio.timeout_at(end):
-                    await asyncio.sleep(AGAIN_S)
-                    await self._broker.up.wait()
-            except TimeoutError:
+            if not await self._broker.back(AGAIN_S, end):
                 break
         return None, uncertain
 

@@ -208,9 +208,8 @@ class Run:
                 )  # fmt: skip
                 break
             except (BrokerDown, BrokerUncertain):
-                if asyncio.get_running_loop().time() >= deadline:
+                if not await self.tools.broker.back(AGAIN_S, deadline):
                     raise
-                await asyncio.sleep(AGAIN_S)
         self.heard(held)
         if held.word == "changed":
             raise ChangedError

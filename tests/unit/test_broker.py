@@ -346,3 +346,23 @@ async def test_a_fault_in_the_receiver_is_not_swallowed(broker: Broker) -> None:
     with pytest.raises(ZeroDivisionError):
         async with asyncio.timeout(5):
             await task
+
+
+@pytest.mark.looptime
+async def test_what_is_tried_again_waits_for_a_connection() -> None:
+    """Not for nothing where there is one, and no longer than it may."""
+    broker, loop = (
+        Broker(open_link(None, server=fakeredis.FakeServer())),
+        asyncio.get_running_loop(),
+    )
+    start = loop.time()
+    assert not await broker.back(1.0, start + 5.0)
+    assert loop.time() == start + 5.0
+    loop.call_later(3.0, broker.up.set)
+    assert await broker.back(1.0, start + 60.0)
+    assert loop.time() == start + 8.0
+    assert await broker.back(1.0, start + 60.0)
+    assert loop.time() == start + 9.0
+    assert not await broker.back(1.0, start + 9.5)
+    assert not await broker.back(1.0, start)
+    assert loop.time() == start + 9.5
