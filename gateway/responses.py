@@ -10,7 +10,7 @@ import re
 import msgspec
 
 from common.durable import About, Result, Status
-from common.intake.answers import Answer
+from common.intake.answers import Answer, response_code
 from common.intake.body import Top, present
 from gateway import jobs
 from gateway.events import Cutter, Event
@@ -127,8 +127,8 @@ def _decoded(data: bytes | msgspec.Raw) -> Top | None:
 
 def _error(found: object) -> dict[str, str]:
     fields = found if isinstance(found, dict) else {}
-    code = fields.get("code") or fields.get("type") or "server_error"
-    return {"code": str(code), "message": str(fields.get("message") or "It failed.")}
+    code = response_code(fields.get("code") or fields.get("type"))
+    return {"code": code, "message": str(fields.get("message") or "It failed.")}
 
 
 class Retold:

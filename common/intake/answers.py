@@ -207,7 +207,8 @@ def _failed_response(body: bytes) -> bytes:
     """`response.failed`, of a response of which only this is known."""
     try:
         error = msgspec.json.decode(body)["error"]
-        shown = {"code": str(error["code"] or error["type"]), "message": str(error["message"])}
+        code = response_code(error["code"] or error["type"])
+        shown = {"code": code, "message": str(error["message"])}
     except (msgspec.MsgspecError, UnicodeError, KeyError, TypeError, RecursionError):
         shown = {"code": "server_error", "message": "The engine failed."}
     response = {
@@ -216,6 +217,16 @@ def _failed_response(body: bytes) -> bytes:
     }  # fmt: skip
     data = {"response": response, "sequence_number": 0, "type": "response.failed"}
     return b"event: response.failed\ndata: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def response_code(code: object) -> str:
+    """The code of a response's error: engines give a status, OpenAI has words for them."""
+    text = str(code or "server_error")
+    if not text.isdecimal():
+        return text
+    if text == "429":
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if text.startswith("4") else "server_error"
 
 
 _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")

@@ -111,11 +111,13 @@ async def test_what_the_engine_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert last["type"] == "response.failed"
                 id = last["response"]["id"]
                 assert "non-negative" in last["response"]["error"]["message"]
+                assert last["response"]["error"]["code"] == "invalid_prompt"
             else:
                 id = made.json["id"]
             found = await ended(a, id)
             assert found["status"] == "failed"
             assert "non-negative" in found["error"]["message"]
+            assert found["error"]["code"] == "invalid_prompt"
 
 
 async def test_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,10 +88,22 @@ def test_an_error_ends_a_stream_as_a_failed_response() -> None:
     name, data = stream.decode().rstrip("\n").split("\n")
     assert name == "event: response.failed"
     shown = json.loads(data.removeprefix("data: "))
-    assert shown["response"]["error"] == {"code": "500", "message": 'a "b"\n'}
+    assert shown["response"]["error"] == {"code": "server_error", "message": 'a "b"\n'}
     assert shown["response"]["status"] == "failed"
     assert answers.error_event(b"not JSON", "responses").startswith(b"event: response.failed")
     assert make_error("x").body in answers.error_event(make_error("x").body)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (400, "invalid_prompt"), ("404", "invalid_prompt"), (429, "rate_limit_exceeded"),
+        (503, "server_error"), (None, "server_error"), ("engine_error", "engine_error"),
+    ],
+)  # fmt: skip
+def test_the_code_of_a_failed_response_is_a_word(code: object, said: str) -> None:
+    """vLLM gives the status as a number."""
+    assert answers.response_code(code) == said
 
 
 def test_what_ends_a_stream() -> None:
