@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.vllm_engine import MODEL, SLOTS, Asker, Report, Role, Vllm
+from bench.vllm_responses import responses
 from bench.vllm_trial import Trial
 
 
@@ -24,6 +25,7 @@ async def trial(engine: Vllm, redis_url: str, roles: Sequence[Role], n: int) -> 
     ask = Asker(engine.url, roles[0].url, redis_url)
     try:
         await Trial(ask, roles[0], roles[1], report, n).run()
+        await responses(roles[0].url, report)
     except Exception as e:
         error = e.exceptions[0] if isinstance(e, ExceptionGroup) else e
         report.add(False, "the run went to its end", f"{error!r} {getattr(error, '_request', '')}")
