@@ -154,7 +154,7 @@ class BackendLoad(Flight):
     def counts(self, now: float) -> Counts:
         """I, U and F."""
         if not self._load_known(now):
-            self.infer_by_time(now, self.slots.configured)
+            self.guess(now, self.slots.configured)
             return Counts(self.jobs, self.unstarted, 0)
         return Counts(self.jobs, self.unstarted, self._foreign)
 

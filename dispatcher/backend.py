@@ -96,9 +96,11 @@ class Backend:
         self.health.refused(now, job)
         self.load.ended(now, job)
 
-    def ended(self, now: float, job: str) -> None:
-        """It does not have this job any more, for whatever reason."""
-        self.load.ended(now, job)
+    def ended(
+        self, now: float, job: str, *, whole: bool = False, tokens: float | None = None
+    ) -> None:
+        """It does not have this job any more, for whatever reason; see `Flight.ended`."""
+        self.load.ended(now, job, whole=whole, tokens=tokens)
         self.health.ended(now, job)
 
     def polled(self, now: float, facts: EngineFacts, *, period: float, asked_at: float) -> None:

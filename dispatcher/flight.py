@@ -1,31 +1,25 @@
 """The jobs in flight at one backend, as the leader knows them: I of them, U without a first byte.
 
 Both are exact for jobs that stream. A job that does not gives no sign of life before its end: that
-it has started is inferred from the engine's own counts, or without them from the usual time to a
-first byte. Times are seconds on any clock that never falls.
+it has started is inferred from the engine's own counts, or without them guessed by how many are
+known to run there at once (`dispatcher.blind`). Times are seconds on any clock that never falls.
 """
 
 import math
-import statistics
 from collections import Counter, deque
 from collections.abc import Collection
 
 import msgspec
 
+from dispatcher.blind import Blind
 from dispatcher.peak import Peak
 
 PEAK_S = 6.0
 """The greatest U is kept of this time."""
-FIRST_BYTE_S = 1.0
-"""Median time to the first byte where none was measured."""
-PROMPT_SHARE = 0.1
-"""Of a whole answer's time: what passes before its first token."""
-FIRST_BYTES_MAX = 64
-"""How many measured times the median is taken from."""
 TIMES_MAX = 4_096
 """Times of first bytes, and of ends, that are kept."""
-BLIND_MAX = 8
-"""Jobs that may be taken for started by time alone, where more were never known to run at once."""
+TOGETHER_S = 0.02
+"""Jobs that an engine ends in one step are seen to end within this time."""
 
 
 class _Run(msgspec.Struct):
@@ -33,12 +27,21 @@ class _Run(msgspec.Struct):
     streams: bool
     mine: bool
     sent_at: float
+    number: int
+    """In order of sending."""
+    inflight: int
+    """Jobs in flight when it was sent, itself among them."""
+    ends: int
+    """Jobs that had ended when it was sent."""
+    place: int = 0
+    """In the engine's order: those of `inflight` that did not end within TOGETHER_S after; 0: that
+    has not passed yet."""
     answered: bool = False
     """Its first byte came."""
     unstarted: bool = True
     """It counts in U; without an answer this may end by inference."""
     guessed: bool = False
-    """That it started is inferred from the time alone."""
+    """That it started was guessed first."""
 
 
 class Flight:
@@ -48,18 +51,21 @@ class Flight:
         self._runs: dict[str, _Run] = {}
         self._quiet: dict[str, None] = {}
         """Unstarted jobs that give no first byte before they are done, oldest first."""
+        self._guessed: dict[str, None] = {}
+        """Those of them that are only guessed to have started, oldest first."""
+        self._sent = self._ends = 0
+        """Jobs that were sent, and that ended."""
+        self._recent: deque[_Run] = deque()
+        """Those sent within TOGETHER_S of the last event: their places are not settled."""
         self._inflight: Counter[str] = Counter()
         self._unstarted: Counter[str] = Counter()
-        self._guessed = 0
-        self._proven = 0
-        """The most that were ever known to run at once."""
+        self.blind = Blind()
+        """How many run at once, where the engine does not tell."""
         self._begun = _Times()
         self._done = _Times()
         """When first bytes came, and when jobs ended after theirs."""
         self.peak = Peak(PEAK_S)
         """The greatest U of the last PEAK_S."""
-        self._first_bytes: deque[float] = deque(maxlen=FIRST_BYTES_MAX)
-        self._whole_answers: deque[float] = deque(maxlen=FIRST_BYTES_MAX)
         self.empty_since = -math.inf
         """When the last job ended; of no meaning while there are others."""
 
@@ -73,7 +79,11 @@ class Flight:
             if known.mine or not mine:
                 return
             self.ended(now, job)
-        self._runs[job] = _Run(cls, streams, mine, now)
+        self._settle(now)
+        self._sent += 1
+        run = _Run(cls, streams, mine, now, self._sent, len(self._runs) + 1, self._ends)
+        self._runs[job] = run
+        self._recent.append(run)
         self._inflight[cls] += 1
         self._unstarted[cls] += 1
         if not streams:
@@ -86,21 +96,28 @@ class Flight:
         if run is None or run.answered:
             return
         run.answered = True
-        if run.mine:
-            times = self._first_bytes if run.streams else self._whole_answers
-            times.append(now - run.sent_at)
         self._begun.add(now, run.cls)
         self._start(now, job)
 
-    def ended(self, now: float, job: str) -> None:
-        """It is at this backend no longer, however it ended. Unknown jobs are ignored."""
+    def ended(
+        self, now: float, job: str, *, whole: bool = False, tokens: float | None = None
+    ) -> None:
+        """It is at this backend no longer, however it ended. Unknown jobs are ignored.
+
+        `whole`: the engine computed all of its answer, and serves in order of arrival; `tokens` of
+        output; None: it does not tell.
+        """
         run = self._runs.get(job)
         if run is None:
             return
-        if run.answered:
+        if run.answered and not run.guessed:  # what is guessed has a margin for those on their way
             self._done.add(now, run.cls)
         self._start(now, job)
-        self._guessed -= run.guessed
+        self._guessed.pop(job, None)
+        self._settle(now)
+        if whole:
+            self._tell(now, run, tokens)
+        self._ends += 1
         del self._runs[job]
         self._inflight[run.cls] -= 1
         if not self._runs:
@@ -149,34 +166,40 @@ class Flight:
         behind = [0 if waiting is None else waiting]
         if running is not None:
             behind.append(len(self._runs) - running)
-            self._proven = max(self._proven, min(running, len(self._runs)))
+            self.blind.ran(min(running, len(self._runs)))
         unseen = sum(self._runs[job].sent_at > asked_at for job in self._quiet)
         for job in list(self._quiet)[: max(0, len(self._quiet) - max(*behind, unseen))]:
             self._start(now, job)
 
-    def infer_by_time(self, now: float, slots: int | None) -> None:
-        """The engine's counts are not known: a job that gives no first byte has started after the
-        usual time, if the engine is known to run so many at once: it has so many `slots`, or ran
-        as many before."""
-        if not self._quiet:
-            return
-        usual = self._usual()
-        most = slots or max(BLIND_MAX, self._proven)
-        for job in list(self._quiet):
-            if now - self._runs[job].sent_at < usual or self.jobs - self.unstarted >= most:
-                return
+    def guess(self, now: float, slots: int | None) -> None:
+        """The engine's counts are not known: of the jobs that give no first byte the oldest are
+        taken for started, while no more run than it has `slots`, or is learned to run at once."""
+        most = slots or self.blind.level
+        while self._quiet and self.jobs - self.unstarted < most:
+            job = next(iter(self._quiet))
+            self._guessed[job] = None
             self._runs[job].guessed = True
-            self._guessed += 1
             self._start(now, job)
 
-    def _usual(self) -> float:
-        """The time to a first byte, of what streamed: the first byte of a whole answer is its end,
-        of which only a part is taken."""
-        if self._first_bytes:
-            return statistics.median(self._first_bytes)
-        if self._whole_answers:
-            return min(FIRST_BYTE_S, statistics.median(self._whole_answers) * PROMPT_SHARE)
-        return FIRST_BYTE_S
+    def _tell(self, now: float, run: _Run, tokens: float | None) -> None:
+        """It ended well: all that were sent before it have started."""
+        for jobs in (self._guessed, self._quiet):
+            while jobs and self._runs[job := next(iter(jobs))].number < run.number:
+                del jobs[job]
+                self._start(now, job)
+        self._know()
+        if run.mine and not run.streams:
+            place = run.place or self._place(run)
+            self.blind.ended(now, run.sent_at, run.inflight, place, tokens)
+
+    def _settle(self, now: float) -> None:
+        """Places that no end can change any more."""
+        while self._recent and self._recent[0].sent_at + TOGETHER_S < now:
+            run = self._recent.popleft()
+            run.place = self._place(run)
+
+    def _place(self, run: _Run) -> int:
+        return max(1, run.inflight - (self._ends - run.ends))
 
     def _start(self, now: float, job: str) -> None:
         run = self._runs[job]
@@ -185,8 +208,12 @@ class Flight:
         run.unstarted = False
         self._unstarted[run.cls] -= 1
         self._quiet.pop(job, None)
-        self._proven = max(self._proven, self.jobs - self.unstarted - self._guessed)
+        self._know()
         self._note(now)
+
+    def _know(self) -> None:
+        """What runs for certain."""
+        self.blind.ran(self.jobs - self.unstarted - len(self._guessed))
 
     def _note(self, now: float) -> None:
         self.peak.set(now, self.unstarted)

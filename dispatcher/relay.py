@@ -57,7 +57,7 @@ class Relay:
         run.task = asyncio.current_task()
         try:
             ending = await self._served(run, wake)
-            run.backend.ended(_now(), run.lease.job)
+            run.left(_now(), ending.outcome)
             wake()
             if run.answer is not None and ending.outcome is not Outcome.FINISHED:
                 await run.answer.close()

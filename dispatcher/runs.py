@@ -107,6 +107,13 @@ class Run:
         """What the engine told, or as far as can be counted from outside."""
         return self.usage or Usage(self.meta.input, 0, self.output)
 
+    def left(self, now: float, outcome: Outcome) -> None:
+        """Its engine does not have it any more. One that orders its queue by priority tells nothing
+        by when it is done."""
+        whole = outcome is Outcome.FINISHED and self.priority is None
+        tokens = None if self.usage is None else self.usage.output / max(1, self.meta.choices)
+        self.backend.ended(now, self.lease.job, whole=whole, tokens=tokens)
+
     def seconds(self, now: float) -> float:
         """Since the request was sent, what it waits inside the engine included."""
         return now - self.sent_at

@@ -43,6 +43,9 @@ class Point(msgspec.Struct, frozen=True):
     output: int
     """Mean output tokens; each job's are 0.25 to 1.75 times as many."""
     prompt: int = 128
+    even: bool = False
+    """Whether all jobs have as many."""
+    lasts_s: float = LASTS_S
 
     def engine(self) -> EngineSettings:
         """Of the speed of an 8B model on a large GPU, as `sim.fairness.cases.GEN`."""
@@ -67,9 +70,9 @@ class Point(msgspec.Struct, frozen=True):
         return self.step_s() + tokens / e.prefill_tokens_per_s
 
     def jobs(self) -> int:
-        """Enough to fill all slots three times, and for LASTS_S."""
+        """Enough to fill all slots three times, and for so long."""
         one = self.output * self.step_s() / self.slots + self.prefill_s()
-        return min(JOBS_MAX, max(4 * self.slots, math.ceil(LASTS_S / one)))
+        return min(JOBS_MAX, max(4 * self.slots, math.ceil(self.lasts_s / one)))
 
     def arrivals(self, seed: int, *, foreign: int = 0) -> list[Arrival]:
         """All at once, of four users; so many more go past the gateway at FOREIGN_AT."""
@@ -77,9 +80,12 @@ class Point(msgspec.Struct, frozen=True):
         low, high = max(1, self.output // 4), max(1, self.output * 7 // 4)
         users = [(0.0, f"u{n % 4}") for n in range(self.jobs())] + [(FOREIGN_AT, FOREIGN)] * foreign
         return [
-            Arrival(at, user, self.prompt, rng.randint(low, high), most=4 * self.output)
+            Arrival(
+                at, user, self.prompt, self.output if self.even else rng.randint(low, high),
+                most=4 * self.output,
+            )
             for at, user in users
-        ]
+        ]  # fmt: skip
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -161,6 +167,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens relative to no gateway, from RAMP_S until that has no queue any more."""
     whole: float
     """The same from the beginning."""
+    steady: float
+    """The same from the middle on: what is learned is learned."""
+    steady_waiting: float
+    """As `waiting`, from then on."""
+    most_waiting: int
     stall_s: float
     """The longest time in which nothing was sent though a job waited and a slot was free."""
     prefill_s: float
@@ -181,12 +192,22 @@ def figures(point: Point, seen: Seen, base: Seen) -> Figures:
     limit = percentile(limits, 0.95)
     stall, inflight = _stall(own, point.slots)
     whole, base_whole = given(seen.result, until), given(base.result, until)
-    since = min(RAMP_S, until / 2)
+
+    def tokens(since: float) -> float:
+        return (whole - given(seen.result, since)) / (base_whole - given(base.result, since))
+
+    def waiting(since: float) -> list[int]:
+        return [n for at, n in seen.waiting if since <= at <= sent]
+
+    middle = until / 2
     return Figures(
-        waiting=percentile([n for at, n in seen.waiting if at <= sent], 0.95),
+        waiting=percentile(waiting(0), 0.95),
         limit=limit,
-        tokens=(whole - given(seen.result, since)) / (base_whole - given(base.result, since)),
+        tokens=tokens(min(RAMP_S, middle)),
         whole=whole / base_whole,
+        steady=tokens(middle),
+        steady_waiting=percentile(waiting(middle), 0.95),
+        most_waiting=max(waiting(0)),
         stall_s=stall,
         prefill_s=2 * point.fullest_s(),
         inflight=inflight,

@@ -60,6 +60,27 @@ def _metrics(seed: int) -> Iterator[str]:
             yield f"{name:20} {_row(point, measure(point, rules, seed))}"
 
 
+def _blind(seed: int) -> Iterator[str]:
+    yield ("answers        slots  output  lasts/s  tokens   whole  from half on  waiting p95  "
+           "from half on  most")  # fmt: skip
+    points = [Point(32, 32), Point(32, 128, lasts_s=100), Point(64, 512, lasts_s=600),
+              Point(16, 128, lasts_s=100), Point(4, 32), Point(1, 32)]  # fmt: skip
+    blind = Rules(reserved=0, streams=False, metrics=False)
+    kinds = {
+        "uneven": (False, blind),
+        "even": (True, blind),
+        "without usage": (False, msgspec.structs.replace(blind, usage=False)),
+    }
+    for name, (even, rules) in kinds.items():
+        for point in points:
+            f = measure(msgspec.structs.replace(point, even=even), rules, seed)
+            yield (
+                f"{name:14} {point.slots:5} {point.output:7} {point.lasts_s:8.0f} {f.tokens:7.1%} "
+                f"{f.whole:7.1%} {f.steady:13.1%} {f.waiting:12.0f} {f.steady_waiting:13.0f} "
+                f"{f.most_waiting:5}"
+            )
+
+
 def _foreign(seed: int) -> Iterator[str]:
     yield "slots  output  requests of others  tokens  sent later than two polls"
     for point in (Point(16, 128), Point(32, 128), Point(32, 512)):
@@ -88,6 +109,8 @@ EXPERIMENTS = {
                    "which are known, against no gateway", _lengths),
         Experiment("admission-metrics", "the same where metrics are late or missing, slots are not "
                    "known, and answers do not stream", _metrics),
+        Experiment("admission-blind", "whole answers and no metrics: lengths uneven, even, and not "
+                   "told", _blind),
         Experiment("admission-foreign", "requests that go past the gateway fill the engine's queue",
                    _foreign),
         Experiment("admission-tpot", "a target of time per output token, against the best constant "

@@ -77,6 +77,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """False: engines have none."""
     streams: bool = True
     """False: answers come whole."""
+    usage: bool = True
+    """False: engines do not tell the length of an answer."""
     tpot_s: float | None = None
     """Target of time per output token, for every class; None: no limit."""
 
@@ -147,7 +149,9 @@ class Gateway:
         """A place is free, and the cost is known."""
         a = job.arrival
         self._loads[job.engine].started(now, job.id)
-        self._loads[job.engine].ended(now, job.id)
+        tokens = a.output if self._rules.usage else None
+        whole = not self._rules.priority
+        self._loads[job.engine].ended(now, job.id, whole=whole, tokens=tokens)
         self._yields.gone(job.id)
         del self._running[job.id], self._jobs[job.id]
         usage, seconds = Usage(a.input, job.cached, a.output), now - (job.sent or now)

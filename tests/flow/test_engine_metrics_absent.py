@@ -1,9 +1,11 @@
 """What an engine's page does not say is unknown, not 0, and what is optional changes nothing."""
 
 import httpx
+import msgspec
 import pytest
 
 from common.outcomes import Outcome
+from dispatcher.blind import START
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
 from tests.flow.world import World, world
@@ -72,3 +74,38 @@ async def test_without_the_number_that_waits_less_is_sent(monkeypatch: pytest.Mo
     whole = await sent(monkeypatch, ("vllm:",))
     blind = await sent(monkeypatch, LOAD[2:])
     assert blind != whole
+
+
+async def running(
+    monkeypatch: pytest.MonkeyPatch, *, even: bool, **model: object
+) -> tuple[list[int], list[int]]:
+    """What runs and what waits in an engine of 12 slots without metrics, each eighth of a second,
+    while more answers are to come that do not stream."""
+    engine = msgspec.structs.replace(ENGINE, max_num_seqs=12)
+    model["backends"] = [{"url": "http://e1", "engine": "none"}]
+    async with world(monkeypatch, {"e1": engine}, model=model) as w:
+        for n in range(240):
+            await w.ask(f"u{n % 3}", output=30 if even else 10 + 11 * n % 50, stream=False)
+        seen = []
+        for _ in range(80):
+            await pass_time(0.125)
+            seen.append((w.engines["e1"].running(), w.engines["e1"].waiting()))
+    runs, waits = zip(*seen, strict=True)
+    assert runs[0] <= START + 1
+    return list(runs), list(waits)
+
+
+@pytest.mark.parametrize("even", [False, True])
+async def test_without_metrics_and_streams_it_is_learned_how_many_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, even: bool
+) -> None:
+    runs, waits = await running(monkeypatch, even=even)
+    assert sum(runs[40:]) / 40 >= 11.5
+    assert max(waits) <= 6 and sum(waits[40:]) / 40 <= 3
+
+
+async def test_not_where_the_engine_orders_its_queue_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs, _ = await running(monkeypatch, even=False, engine_priority=True)
+    assert max(runs) <= START + 1

@@ -2,9 +2,10 @@
 
 import pytest
 
-from dispatcher.admission import BackendLoad, Room
+from dispatcher.admission import BackendLoad, Counts, Room
+from dispatcher.blind import SEEK, START
 from dispatcher.engines.facts import EngineFacts
-from dispatcher.flight import BLIND_MAX, FIRST_BYTES_MAX
+from dispatcher.flight import TOGETHER_S
 from tests.unit.test_admission import fresh, polled, room, send
 
 
@@ -15,7 +16,7 @@ def quiet(load: BackendLoad, now: float, count: int, prefix: str = "q") -> None:
 
 @pytest.mark.parametrize(
     ("waiting", "running", "unstarted"),
-    [(0, 5, 0), (0, 3, 2), (2, 5, 2), (2, 1, 4), (9, 0, 5), (1, None, 1), (0, 99, 0), (None, 3, 2)],
+    [(0, 5, 0), (0, 3, 2), (2, 5, 2), (2, 1, 4), (9, 0, 5), (1, None, 1), (0, 99, 0), (None, 5, 0)],
 )
 def test_at_a_poll_only_the_newest_silent_jobs_still_wait(
     waiting: int | None, running: int | None, unstarted: int
@@ -51,63 +52,109 @@ def test_a_page_says_nothing_of_jobs_sent_after_it_was_asked_for() -> None:
     assert load.counts(3).unstarted == 2
 
 
-def test_without_metrics_a_silent_job_starts_after_the_usual_time() -> None:
+def test_without_metrics_as_many_silent_jobs_have_started_as_are_learned_to_run() -> None:
     load = BackendLoad()
-    quiet(load, 0, 1)
-    assert room(load, 0.999).n == 0
-    assert room(load, 1.0) == Room(1)
-    for i in range(FIRST_BYTES_MAX + 5):
-        load.sent(i, f"s{i}", "standard", streams=True)
-        load.started(i + 3, f"s{i}")
-        load.ended(i + 4, f"s{i}")
-    quiet(load, 200, 1, "r")
-    assert room(load, 202.9).n == 0
-    assert room(load, 203) == Room(1)
+    quiet(load, 0, START)
+    assert load.counts(0) == Counts(START, 0, 0)
+    assert room(load, 0) == Room(1)
+    load.sent(0, "more", "batch", streams=False)
+    assert load.counts(9) == Counts(START + 1, 1, 0)
+    assert load.unstarted_of("batch") == 1, "the newest"
+    assert room(load, 9).reason == "metrics unknown: 1 waiting ≥ limit 1"
+    load.ended(9, "q2")
+    assert room(load, 9) == Room(1)
 
 
-def test_the_usual_time_is_of_own_jobs_alone() -> None:
-    load = BackendLoad()
-    load.sent(0, "x", "standard", streams=False, mine=False)
-    load.started(50, "x")
-    quiet(load, 100, 1)
-    assert room(load, 101).n == 1
+def test_where_slots_are_configured_so_many_have() -> None:
+    load = BackendLoad(max_num_seqs=12)
+    quiet(load, 0, 13)
+    assert load.counts(0).unstarted == 1
+    load.blind.ran(64)
+    quiet(load, 1, 5, "r")
+    assert load.counts(1).unstarted == 6
 
 
-def test_without_metrics_time_alone_starts_no_more_than_ever_ran_at_once() -> None:
-    def sent(load: BackendLoad) -> int:
-        now, newest = 1_000.0, ""
-        for n in range(200):
-            now += 2.0
-            if load.room(now, "standard", 3).n:
-                load.sent(now, f"q{n}", "standard", streams=False)
-                newest = f"q{n}"
-            elif n % 3 == 0:  # one of which it is not known that it started
-                load.ended(now, newest)
-        return load.counts(now).inflight
-
-    assert sent(BackendLoad()) in (BLIND_MAX, BLIND_MAX + 1), "one may wait in the engine"
+def test_what_ran_at_once_is_learned_from_streams_and_from_metrics() -> None:
     load = BackendLoad()
     for n in range(30):
         load.sent(0, f"s{n}", "standard", streams=True)
         load.started(1, f"s{n}")
-    for n in range(30):
-        load.ended(2, f"s{n}")
-    assert sent(load) in (30, 31)
+    assert load.blind.level == int((1 + SEEK) * 30 + 1)
     load = BackendLoad()
     quiet(load, 0, 20)
     load.polled(1, EngineFacts(4, 16), period=0.1)
-    for n in range(20):
-        load.ended(2, f"q{n}")
-    assert sent(load) in (16, 17)
-    assert sent(BackendLoad(max_num_seqs=12)) in (12, 13)
+    assert load.blind.level == (1 + SEEK) * 16 + 1
 
 
-def test_without_metrics_and_streams_a_tenth_of_a_whole_answer_is_the_usual_time() -> None:
+def test_streams_that_have_started_take_places_of_silent_jobs() -> None:
     load = BackendLoad()
-    for n in range(5):
-        quiet(load, 10.0 * n, 1, f"whole{n}-")
-        load.started(10.0 * n + 4, f"whole{n}-0")
-        load.ended(10.0 * n + 4, f"whole{n}-0")
-    quiet(load, 100, 1)
-    assert room(load, 100.39).n == 0
-    assert room(load, 100.41).n == 1
+    send(load, 0, "a", "b")
+    load.started(1, "a")
+    quiet(load, 1, START)
+    assert load.counts(1).unstarted == 2, "a stream, and one silent job"
+
+
+def test_all_that_were_sent_before_one_that_ended_well_have_started() -> None:
+    load = BackendLoad()
+    quiet(load, 0, 40)
+    load.started(5, "q19")
+    load.ended(5, "q20")
+    assert load.blind.level == START, "it was hung up on"
+    load.ended(5, "q19", whole=True)
+    assert load.blind.level == (1 + SEEK) * 20 + 1
+    assert load.unstarted == 40 - 21
+    load.ended(6, "q5", whole=True)
+    assert load.blind.level == 26
+
+
+def test_a_job_that_did_not_wait_shows_that_as_many_run_as_were_in_flight() -> None:
+    load = BackendLoad()
+    quiet(load, 0, 12)
+    load.ended(3, "q0", whole=True, tokens=100)
+    load.sent(4, "last", "standard", streams=False)
+    for job in range(1, 12):
+        load.ended(5, f"q{job}")
+    load.ended(7, "last", whole=True, tokens=100)
+    assert load.blind.level == (1 + SEEK) * 12 + 1
+
+
+def test_jobs_that_end_together_do_not_count_as_in_flight_for_one_that_is_sent_meanwhile() -> None:
+    for later, shown in [(0.5 * TOGETHER_S, 12), (2 * TOGETHER_S, 20)]:
+        load = BackendLoad()
+        quiet(load, 0, 20)
+        load.ended(3, "q0", whole=True, tokens=100)
+        load.sent(4, "last", "standard", streams=False)
+        for job in range(1, 9):
+            load.ended(4 + later, f"q{job}")
+        for job in range(9, 20):
+            load.ended(5, f"q{job}")
+        load.ended(7, "last", whole=True, tokens=100)
+        assert load.blind.level == int((1 + SEEK) * shown + 1)
+
+
+def test_of_others_and_of_streams_no_times_are_learned() -> None:
+    load = BackendLoad()
+    quiet(load, 0, 8)
+    load.sent(1, "theirs", "standard", streams=False, mine=False)
+    load.sent(1, "stream", "standard", streams=True)
+    for job in range(8):
+        load.ended(2, f"q{job}")
+    for job in ("theirs", "stream"):
+        load.ended(4, job, whole=True, tokens=100)
+    assert load.blind.level == START
+    quiet(load, 5, 1)
+    load.ended(9, "q0", whole=True, tokens=100)
+    assert load.blind.level == START
+
+
+def test_what_is_guessed_has_its_own_margin_for_jobs_on_their_way() -> None:
+    def done(load: BackendLoad) -> int:
+        quiet(load, 0, START)
+        load.counts(0.1)
+        for job in range(START):
+            load.started(1, f"q{job}")
+            load.ended(1, f"q{job}")
+        return load.done(1, 1)
+
+    assert done(BackendLoad()) == 0
+    assert done(fresh()) == START

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from dispatcher.admission import BackendLoad
+from dispatcher.blind import START
 from sim.__main__ import main
 from sim.admission import report
 from sim.admission.flood import Figures, Point, direct, figures, through
@@ -48,13 +49,38 @@ def test_late_metrics_change_nothing_for_own_traffic(fresh: Figures) -> None:
     assert late.waiting == pytest.approx(fresh.waiting, abs=1)
 
 
-@pytest.mark.parametrize("streams", [True, False])
-def test_without_metrics_the_engine_is_neither_flooded_nor_idle(streams: bool) -> None:
+def test_without_metrics_the_engine_is_neither_flooded_nor_idle() -> None:
     point = Point(32, 128)
-    f = measure(point, Rules(reserved=0, metrics=False, streams=streams), 0)
+    f = measure(point, Rules(reserved=0, metrics=False), 0)
     assert f.inflight <= point.slots + f.limit + 1
     assert f.waiting <= f.limit + 1
-    assert f.tokens >= (0.95 if streams else 0.3), "of whole answers no more than 8 are guessed"
+    assert f.tokens >= 0.95
+
+
+BLIND = Rules(reserved=0, metrics=False, streams=False)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [Point(1, 32), Point(4, 32), Point(16, 128, lasts_s=100), Point(32, 32, lasts_s=100),
+     Point(32, 128, lasts_s=100), Point(64, 512, lasts_s=600)],
+)  # fmt: skip
+@pytest.mark.parametrize("even", [False, True])
+def test_nor_where_answers_do_not_stream_either(point: Point, even: bool) -> None:
+    f = measure(msgspec.structs.replace(point, even=even), BLIND, 0)
+    assert f.steady >= 0.95
+    assert f.steady_waiting <= max(5, point.slots / 10), "T is 3 to 5 here where answers stream"
+    assert f.most_waiting <= max(START, point.slots * 1.5), "while it learns"
+    assert point.slots == 64 or f.tokens >= 0.95, "that takes some times as long as a job"
+
+
+@pytest.mark.parametrize(
+    "point", [Point(1, 32), Point(4, 32), Point(16, 128, lasts_s=100), Point(32, 128, lasts_s=100)]
+)
+def test_nor_where_these_do_not_tell_their_length(point: Point) -> None:
+    f = measure(point, msgspec.structs.replace(BLIND, usage=False), 0)
+    assert f.steady >= 0.85
+    assert f.most_waiting <= max(START, point.slots / 4 + 2)
 
 
 def test_requests_of_others_make_it_back_off_within_two_polls() -> None:
