@@ -57,7 +57,7 @@ def test_places_are_as_the_backends_and_the_class_s_limit_have_them() -> None:
     places = {cls: seen.room(cls, False) for cls in NONE}
     assert [p.room for p in places["interactive"].values()] == [5, 5]
     assert [p.room for p in places["standard"].values()] == [3, 3]
-    assert [(p.room, p.inflight) for p in places["batch"].values()] == [(2, 2), (1, 0)]
+    assert [(p.room, p.inflight) for p in places["batch"].values()] == [(1, 2), (1, 0)]
     assert [p.room for p in seen.room("batch", True).values()] == [3, 3], "for its floor share"
     run(two[1], 15, "batch")
     assert seen.room("batch", False)[two[1].url].why is Why.SLOTS
