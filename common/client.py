@@ -231,12 +231,14 @@ class Client:
             data = body if isinstance(body, bytes) else msgspec.json.encode(body)
             fields = bodies.read(data)
             model = await self._model(fields.model)
-            key = request.idempotency_key
+            key, wait_s = request.idempotency_key, request.wait_s
+            if wait_s is None:
+                wait_s = self._settings.gateway.job_wait_s
             new = new_job(
                 row, fields, data, model, self._policies.of(model.name), user=user,
                 sub=request.sub, weight=request.weight or self._weight, cls=cls,
                 id=keyed_id(user, key) if key else job_id(),
-                wait_ms=None if request.wait_s is None else max(1, int(request.wait_s * 1000)),
+                wait_ms=max(1, int(wait_s * 1000)),
                 keep_ms=request.ttl_s * 1000, sink=request.sink,
             )  # fmt: skip
         except Refusal as refusal:

@@ -50,7 +50,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """`interactive`, `standard` or `batch`; None: the client's."""
     weight: float | None = None
     wait_s: float | None = None
-    """It may wait so long; None: as the model's settings say for its class."""
+    """Seconds that it may wait; None: `job_wait_s` of the gateways, whatever its class, a day where
+    nothing else is set."""
     ttl_s: int = TTL_S
     """Its answer is kept so long."""
     metadata: Mapping[str, str] = {}

@@ -36,7 +36,8 @@ def welcome(settings: Settings, port: int, model: str, *, simulated: bool) -> st
         )
     if settings.redis.url is None:
         lines.append(
-            "Embedded: the broker is inside this process; nothing outlives it. "
+            "Embedded: the broker is inside this process; jobs and batches end with it, "
+            "files stay in the store. "
             "A real one: --redis redis://HOST:6379/0"
         )
     lines.append("Stop with Ctrl-C.")

@@ -126,12 +126,13 @@ class JobsApi:
         return jobs.shown(status, result=await self.result(status))
 
     async def result(self, status: Status) -> Result | None:
-        """The answer of a job that has ended, unless it is a stream; of one that broke off its
-        status alone. Raises BrokerError."""
-        if not status.over or (status.about.stream and status.state == "completed"):
+        """The answer of a job that has ended; of a stream, and of one that broke off, its status
+        alone. Raises BrokerError."""
+        if not status.over:
             return None
+        body = status.answered and not (status.about.stream and status.state == "completed")
         try:
-            return await self._durables.jobs.result(status.about, body=status.answered)
+            return await self._durables.jobs.result(status.about, body=body)
         except ResultTooLargeError:
             return None
 

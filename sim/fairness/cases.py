@@ -155,7 +155,7 @@ def lines(seed: int) -> Case:
     def sizes() -> tuple[int, int]:
         return rng.randint(16, 400), rng.randint(8, 72)
 
-    work = [Arrival(0.0, "ABD"[n % 3], *sizes(), "batch", streams=False) for n in range(12_000)]
+    work = [Arrival(0.0, "ABD"[n % 3], *sizes(), "batch", streams=False) for n in range(15_000)]
     chat = [
         Arrival(at, f"c{rng.randrange(20)}", *sizes(), "interactive")
         for at in poisson(rng, 40.0, 20.0, 150.0)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,25 @@ async def test_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
             await c.result(job)
         await wait_until(lambda: w.engines["e1"].running() == 0, timeout=20, what="it stops")
         assert not await c.cancel(job)
+
+
+async def test_a_job_waits_as_long_as_one_of_the_api(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody holds a connection for it, so that its class says nothing of its patience."""
+    config = tmp_path / "fairlane.toml"
+    config.write_text("[gateway]\nwait_interactive_s = 5\njob_wait_s = 7200\n")
+    async with (
+        world(monkeypatch, ENGINES) as w,
+        client_of(w) as c,
+        client_of(w, config=config) as configured,
+    ):
+        for client, waits in [(c, 86_400), (configured, 7_200)]:
+            for cls in ("interactive", "standard", "batch"):
+                job = await client.submit(CHAT, asks(), cls=cls)
+                assert (await client.status(job)).about.wait_ms == waits * 1_000
+        job = await c.submit(CHAT, asks(), wait_s=3)
+        assert (await c.status(job)).about.wait_ms == 3_000
 
 
 async def test_one_key_is_one_job(monkeypatch: pytest.MonkeyPatch) -> None:

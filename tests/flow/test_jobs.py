@@ -89,7 +89,8 @@ async def test_a_job_is_its_users_alone(monkeypatch: pytest.MonkeyPatch) -> None
             assert (other.status, other.body) == (404, never.body), (method, path)
         assert (await a.ask("GET", "/v1/jobs", key=BOB)).json["data"] == []
         assert (await a.ask("GET", f"/v1/jobs?after={id}", key=BOB)).json["data"] == []
-        assert (await a.ask("GET", f"/v1/jobs/{id}")).json["state"] == "completed"
+        found = (await a.ask("GET", f"/v1/jobs/{id}")).json
+        assert (found["state"], found["status_code"], found["result"]) == ("completed", 200, None)
         assert (await a.ask("GET", f"/v1/jobs/{id}", key="sk-nobodys")).status == 401
 
 

@@ -219,6 +219,12 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known() -> None:
         load(environment={"FAIRLANE_GATEWAY_PROT": "1"})
 
 
+def test_where_the_commands_find_a_gateway_is_no_setting() -> None:
+    """Who sets that for the commands starts a gateway in the same shell."""
+    called = {"FAIRLANE_API_URL": "http://x", "FAIRLANE_API_KEY": "k"}
+    assert load(environment=called) == load(environment={})
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [
