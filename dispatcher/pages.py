@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,8 @@ POLL_TIMEOUT_S = 2.0
 CONNECT_S = 1.0
 """Shorter than the whole, so that a host that does not answer is known from a page that hangs."""
 PAGE_BYTES_MAX = 2 << 20
+PAGES_MAX = 32
+"""Most pages of an engine that are shared: those asked for last. Keys may change."""
 
 
 class Unreadable(FairlaneError):
@@ -27,17 +30,28 @@ class Unreadable(FairlaneError):
         self.refused = refused
 
 
+class _Page:
+    """One page of an engine, as it is told to one API key."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        """Held by who asks for it."""
+        self.asked_at = -math.inf
+        self.found: bytes | Unreadable = b""
+        """What came last, where there are others to be told."""
+
+
 class Pages:
     """What those share who read pages of the same engines, as the models of one engine do: each
-    page is asked for once for all of them, and what is wrong is told once."""
+    page is asked for once for all of them that have the same API key, and what is wrong is told
+    once."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
         """The transport stays the caller's."""
         self._transport = transport
         self._readers: Counter[str] = Counter()
-        self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._kept: dict[tuple[str, str], tuple[float, bytes | Unreadable]] = {}
-        """Of engines with several readers: when a page was asked for last, and what came."""
+        self._pages: defaultdict[str, dict[tuple[str, str | None], _Page]] = defaultdict(dict)
+        """Of each engine that is read, by path and API key."""
         self._told: dict[tuple[str, str], float] = {}
 
     @contextlib.contextmanager
@@ -50,9 +64,7 @@ class Pages:
             self._readers[url] -= 1
             if not self._readers[url]:
                 del self._readers[url]
-                for key in [k for k in self._locks if k[0] == url]:
-                    del self._locks[key]
-                    self._kept.pop(key, None)
+                self._pages.pop(url, None)
 
     async def read(
         self, backend: BackendSettings, host: str | None, path: str, since: float
@@ -60,22 +72,29 @@ class Pages:
         """A page that was asked for after `since` by the loop's clock, by whichever reader, else
         now; and when that was. Others wait meanwhile, as an engine answers one at a time. Raises
         Unreadable, to all of them alike."""
-        key = backend.address, path
-        async with self._locks[key]:
-            asked_at, found = self._kept.get(key, (since, b""))
+        page = self._page(backend, path)
+        async with page.lock:
+            asked_at, found = page.asked_at, page.found
             if asked_at <= since:
                 asked_at = asyncio.get_running_loop().time()
+                page.asked_at, page.found = -math.inf, b""
                 try:
                     found = await read_page(self._transport, backend, host, path)
                 except Unreadable as e:
                     found = e
                 if self._readers[backend.address] > 1:
-                    self._kept[key] = asked_at, found
-                else:
-                    self._kept.pop(key, None)
+                    page.asked_at, page.found = asked_at, found
         if isinstance(found, Unreadable):
             raise Unreadable(str(found), refused=found.refused)
         return found, asked_at
+
+    def _page(self, backend: BackendSettings, path: str) -> _Page:
+        pages, key = self._pages[backend.address], (path, backend.api_key)
+        page = pages.pop(key, None) or _Page()
+        while len(pages) >= PAGES_MAX:
+            del pages[next(iter(pages))]
+        pages[key] = page
+        return page
 
     def tells(self, url: str, what: str, every_s: float) -> bool:
         """Whether this is to be told of an engine now: once in `every_s`, by whichever reader."""

@@ -12,7 +12,7 @@ from common.settings import BackendSettings
 from dispatcher.backend import Backend
 from dispatcher.backends import WARN_S, Poller
 from dispatcher.health import MISSES_MAX
-from dispatcher.pages import Pages
+from dispatcher.pages import PAGES_MAX, Pages, Unreadable
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
 from tests.support.wait import pass_time, wait_until
@@ -152,5 +152,44 @@ async def test_models_that_leave(caplog: pytest.LogCaptureFixture) -> None:
         told = fleet.polled[MODELS[-1]]
         await pass_time(5)
         assert fleet.polled[MODELS[-1]] >= told + 3
-        assert not fleet.pages._kept, "one reader alone needs nothing kept"
-    assert not fleet.pages._locks and not fleet.pages._readers
+        (page,) = fleet.pages._pages[URL].values()
+        assert not page.found, "one reader alone needs nothing kept"
+    assert not fleet.pages._pages and not fleet.pages._readers
+
+
+async def test_models_with_other_keys_read_pages_of_their_own() -> None:
+    """What an engine answers to one key is nothing of what it answers to another."""
+    asked: list[str] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        key = request.headers.get("authorization", "none")
+        asked.append(key)
+        await pass_time(0.1)
+        return httpx.Response(200 if key == "Bearer right" else 401, content=key.encode())
+
+    pages = Pages(httpx.MockTransport(answer))
+
+    async def read(api_key: str | None) -> str:
+        backend = BackendSettings(url=URL, api_key=api_key)
+        with pages.reading(URL):
+            try:
+                page, _ = await pages.read(backend, None, "/metrics", 0.0)
+            except Unreadable as e:
+                return str(e)
+        return page.decode()
+
+    await pass_time(1)
+    keys = [None, "right", "wrong", "right"]
+    found = await asyncio.gather(*map(read, keys))
+    assert found == ["status 401", "Bearer right", "status 401", "Bearer right"]
+    assert sorted(asked) == ["Bearer right", "Bearer wrong", "none"]
+    assert not pages._pages
+
+
+async def test_pages_of_keys_that_are_used_no_more_are_not_kept() -> None:
+    pages = Pages(httpx.MockTransport(lambda _: httpx.Response(200, content=b"page")))
+    with pages.reading(URL), pages.reading(URL):
+        for n in range(200):
+            backend = BackendSettings(url=URL, api_key=f"key{n}")
+            await pages.read(backend, None, "/metrics", 0.0)
+            assert len(pages._pages[URL]) <= PAGES_MAX
