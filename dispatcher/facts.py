@@ -1,7 +1,6 @@
 """What one model's leader knows as it decides whose turn it is: its backends, their slots and load,
 against the model's settings. Nothing is asked or waited for here; time is an argument."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from common.jobs import Lease
@@ -13,7 +12,7 @@ from dispatcher.backend import Backend
 from dispatcher.routing import Place
 from dispatcher.slots import Ceiling, ModelSlots
 from dispatcher.turns import Round, Rules, View
-from dispatcher.why import SAID, Why
+from dispatcher.why import SAID, Why, most_common
 from dispatcher.yields import Pressed, Yields
 
 
@@ -85,17 +84,18 @@ class Facts:
 
     def closed(
         self, now: float, why: Why, waiting: Mapping[str, int], model: str,
-        metrics: DispatcherMetrics,
+        metrics: DispatcherMetrics, held: Collection[str] = (),
     ) -> None:  # fmt: skip
         """A round is over: so many jobs still wait, and why those do that might have had a turn
-        (OPEN: none does)."""
+        (OPEN: none does), `held` the classes of whose jobs it is said."""
         self._waiting, self._why = waiting, why
         for cls, jobs in waiting.items():
             metrics.waiting(model, cls, jobs)
         if why is not Why.OPEN:
             metrics.closed(model, why)
-        if why in (Why.RESERVED, Why.SLOTS):
-            self._slots.bound(now, sum(self._inflight().values()))
+        held_back = BATCH in held and waiting.get(BATCH) and self._learned_slots_hold(now, BATCH)
+        if why is Why.RESERVED or held_back:
+            self._slots.bound(now, sum(b.load.jobs for b in self._usable(now)))
 
     def reasons(self, now: float) -> dict[str, str]:
         """Why nothing is sent of each class that waits, in words; empty ones where there is room
@@ -106,7 +106,8 @@ class Facts:
         rooms = [room for _, room in self._rooms(now, cls)]
         if not rooms or any(room.n > 0 for room in rooms):
             return SAID.get(self._why if rooms else Why.NO_BACKEND, "")
-        why, n = Counter(room.why for room in rooms).most_common(1)[0]
+        why = most_common(room.why for room in rooms)
+        n = sum(room.why is why for room in rooms)
         text = next(room.reason for room in rooms if room.why is why)
         return text if len(rooms) == 1 else f"{text} ({n} of {len(rooms)} engines)"
 
@@ -157,6 +158,14 @@ class Facts:
                 Pressed(b.url, counts.inflight, counts.unstarted, load.others(), slots, facts)
             )
         return found
+
+    def _learned_slots_hold(self, now: float, cls: str) -> bool:
+        """Whether anywhere nothing but a number that was learned leaves no room for a class; the
+        other backends have none for whatever reason."""
+        return any(
+            room.why is Why.SLOTS and b.load.slots.configured is None
+            for b, room in self._rooms(now, cls)
+        )
 
     def _share(self, now: float) -> int | None:
         """Slots of each backend where the model's are configured."""

@@ -190,7 +190,9 @@ class ModelLoop:
             turn = turns.next(view)
             if turn is None:
                 self._look = self._look or look
-                self._facts.closed(issued, turns.why, self._waiting, self.model, parts.metrics)
+                self._facts.closed(
+                    issued, turns.why, self._waiting, self.model, parts.metrics, turns.held
+                )
                 self._make_room(turns, issued)
                 return
             popped = await self._pop(turn)

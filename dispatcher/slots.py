@@ -153,14 +153,14 @@ class ModelSlots:
         self._period = PROBE_S
         self._probe_from: float | None = None
         self._probe_ended = 0.0
-        self._engines: list[EngineSlots] = []
-        """Those whose number is a guess."""
+        self._learned: list[tuple[EngineSlots, int]] = []
+        """Those that can be used and whose number is a guess, and the number."""
 
     def ceiling(self, now: float, engines: Sequence[EngineSlots], backends: int) -> Ceiling:
         """`engines`: of those `backends` that can be used now."""
         slots = self._count(engines, backends)
-        guessed = [] if self._total else [e for e in engines if e.configured is None]
-        self._follow(now, slots, guessed)
+        learned = [(e, e.value) for e in engines if e.configured is None and e.value is not None]
+        self._follow(now, slots, [] if self._total else learned)
         if slots is None:
             return Ceiling()
         kept = reserved(slots, self._setting)
@@ -171,13 +171,13 @@ class ModelSlots:
 
     def bound(self, now: float, taken: int) -> None:
         """Jobs wait, and what is known of the slots alone holds them back, `taken` of them."""
-        if not self._engines or self._probe_from is not None:
+        if not self._learned or self._probe_from is not None:
             return
-        known = min(engine.confirmed_at for engine in self._engines)
+        known = min(engine.confirmed_at for engine, _ in self._learned)
         patience = 1 if taken >= (self._slots or 0) else 2
         if now - max(known, self._probe_ended) >= patience * self._period:
             self._probe_from = now
-            for engine in self._engines:
+            for engine, _ in self._learned:
                 engine.probed = True
 
     def _count(self, engines: Sequence[EngineSlots], backends: int) -> int | None:
@@ -188,19 +188,20 @@ class ModelSlots:
         known = [engine.value for engine in engines]
         return sum(n for n in known if n) if all(known) else None
 
-    def _follow(self, now: float, slots: int | None, guessed: list[EngineSlots]) -> None:
+    def _follow(
+        self, now: float, slots: int | None, learned: list[tuple[EngineSlots, int]]
+    ) -> None:
         """End a probe that told what it can tell, or whose engines changed."""
-        began, before = self._probe_from, self._engines
-        if slots != self._slots:
+        began, before = self._probe_from, self._learned
+        if (slots, learned) != (self._slots, before):
             self._slots, self._period = slots, PROBE_S
-        elif began is None or guessed != before:
-            pass
-        elif now - began < PROBE_LASTS_S and not all(e.confirmed_at > began for e in guessed):
+        elif began is None or not (
+            now - began >= PROBE_LASTS_S or all(e.confirmed_at > began for e, _ in learned)
+        ):
             return
         else:
             self._probe_ended = now
             self._period = min(2 * self._period, PROBE_MAX_S)
-        self._probe_from = None
-        self._engines = guessed if slots is not None else []
-        for engine in (*before, *guessed):
+        self._probe_from, self._learned = None, learned
+        for engine, _ in (*before, *learned):
             engine.probed = False

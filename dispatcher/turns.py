@@ -15,13 +15,12 @@ some have room for is popped after that.
 Pure: facts in, decision out.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
 from dispatcher.routing import Place, Router
-from dispatcher.why import Why
+from dispatcher.why import Why, most_common
 
 Groups = Sequence[tuple[str, Sequence[str]]]
 """(group, its classes), highest first."""
@@ -213,5 +212,4 @@ def _common(rooms: list[Mapping[str, Place]]) -> Mapping[str, Place]:
 
 def _why(rooms: Mapping[str, Place]) -> Why:
     """Why there are no places: what most backends say."""
-    reasons = Counter(place.why for place in rooms.values())
-    return reasons.most_common(1)[0][0] if reasons else Why.NO_BACKEND
+    return most_common(place.why for place in rooms.values()) or Why.NO_BACKEND

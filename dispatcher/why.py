@@ -1,6 +1,7 @@
 """Why no job is sent: a closed set, for metrics and for those who ask."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 
@@ -51,3 +52,13 @@ SAID: Mapping[Why, str] = {
     Why.NO_BACKEND: "the model has no engine",
 }
 """Those that are not of one backend, for people; of one backend each `Room` has its own words."""
+
+_AWAY = (Why.DRAINED, Why.REFUSED, Why.SILENT)
+
+
+def most_common(reasons: Iterable[Why]) -> Why | None:
+    """What most backends say; those that are out of use only where no others are. None: there are
+    none at all."""
+    said = list(reasons)
+    counts = Counter([why for why in said if why not in _AWAY] or said)
+    return counts.most_common(1)[0][0] if counts else None

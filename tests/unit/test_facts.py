@@ -195,6 +195,25 @@ def test_each_class_that_waits_is_told_why_it_has_no_room() -> None:
     assert facts.reasons(1)["interactive"] == "3 waiting ≥ limit 3"
 
 
+def test_engines_that_are_out_of_use_are_no_reason_where_another_has_one() -> None:
+    three = backends(None, None, None)
+    facts = Facts(ModelSettings(), three)
+    waiting = {**NONE, "interactive": 1}
+    for n in range(3):
+        three[2].sent(1, f"wait{n}", "standard", streams=True)
+    for drained, why, text in (
+        (2, Why.LIMIT, "3 waiting ≥ limit 3 (1 of 3 engines)"),
+        (3, Why.DRAINED, "drained (3 of 3 engines)"),
+    ):
+        for backend in three[:drained]:
+            backend.drained = True
+        turns = Round((("live", ("interactive",)),), facts.rules, Router())
+        assert turns.next(facts.view(1, waiting, (), look=False, most=64)) is None
+        assert turns.why is why
+        facts.closed(1, turns.why, waiting, "m1", METRICS, turns.held)
+        assert facts.reasons(1) == {"interactive": text}
+
+
 def test_what_holds_back_beyond_the_engines_is_told_too() -> None:
     (backend,) = two = backends(32)
     facts = Facts(ModelSettings(), two)
