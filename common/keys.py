@@ -54,7 +54,8 @@ BATCHES = "fl:batches"
 """zset, permanent: `<batch>:<owner>` of batches that are not over -> when made, in ms of the Redis
 clock; bounded by `[batch] active_max`."""
 BATCHES_OF = "fl:batches-of:"
-"""zset, `fl:batches-of:<owner>`: batch -> when made; the newest 10,000, expires as they do."""
+"""zset, `fl:batches-of:<owner>`: batch -> when made; the newest 10,000, expires with the one that
+stays longest."""
 BATCHES_OVER = "fl:batches-over"
 """zset, permanent: `<batch>:<encoded model>` of those that ended -> when, in ms of the Redis clock,
 until what they left is removed."""

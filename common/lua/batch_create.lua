@@ -7,7 +7,7 @@
 -- ARGV member      str   what stands in `active` for it
 -- ARGV about       bytes
 -- ARGV created_ms  num
--- ARGV keep_ms     num   the keys expire after this
+-- ARGV keep_ms     num   the batch expires after this, and `own` no sooner
 -- ARGV own_max     num   its owner's older ones are no longer listed
 -- RETURNS 'created' | 'known'
 
@@ -17,6 +17,6 @@ redis.call('HSET', batch, 'status', 'validating')
 redis.call('PEXPIRE', batch, keep)
 redis.call('ZADD', own, made, id)
 redis.call('ZREMRANGEBYRANK', own, 0, -own_max - 1)
-redis.call('PEXPIRE', own, keep)
+if redis.call('PTTL', own) < keep_ms then redis.call('PEXPIRE', own, keep) end
 redis.call('ZADD', active, made, member)
 return 'created'

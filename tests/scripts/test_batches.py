@@ -80,6 +80,20 @@ async def test_a_repeated_creation_changes_nothing(batches: Batches, broker: Bro
     assert KEEP_MS < ttl <= KEEP_MS + SPARE_MS + about().window_ms
 
 
+async def test_a_list_of_batches_stays_as_long_as_the_one_that_stays_longest(
+    batches: Batches, broker: Broker
+) -> None:
+    """A later one may have a shorter window."""
+
+    async def ttl(key: str) -> int:
+        return int(await broker.command("PTTL", key))
+
+    own = keys.BATCHES_OF + "u"
+    for n, window_ms in enumerate((600_000_000, 60_000)):
+        await batches.create(about(f"{ID[:-1]}{n}", window_ms=window_ms))
+        assert await ttl(own) >= await ttl(f"{keys.BATCH}{ID[:-1]}0") > 600_000_000
+
+
 async def test_one_runner_at_a_time(batches: Batches) -> None:
     fence = await taken(batches)
     assert (await batches.take("take", ID, "w2", now_ms=NOW + LEASE_MS - 1)).word == "held"
