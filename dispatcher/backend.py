@@ -71,13 +71,13 @@ class Backend:
         away = self.drained or self.reachable is False
         return not away and self.health.breaker.state(now) == "closed"
 
-    def reconfigure(self, settings: BackendSettings) -> bool:
-        """Its source says other things of the same address; whether it is another kind of engine,
-        for which polling has to begin anew."""
+    def reconfigure(self, settings: BackendSettings, host: str | None) -> bool:
+        """Its source says other things of the same address, or it is of another name; whether it
+        is another kind of engine, for which polling has to begin anew."""
         other = settings.engine != self.settings.engine
         if other:
             self.reading = Reading(settings.engine)
-        self.settings = settings
+        self.settings, self.host = settings, host
         self.load.slots.setting = settings.max_num_seqs
         return other
 

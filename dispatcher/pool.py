@@ -90,7 +90,8 @@ class Pool:
         for url in change.leave:
             self._probes.pop(url).task.cancel()
         for url, w in asking.items():
-            self._probes[url].backend.settings = w.settings
+            probe = self._probes[url].backend
+            probe.settings, probe.host = w.settings, w.host
         self._reconcile()
 
     def again(self) -> None:
@@ -138,9 +139,11 @@ class Pool:
             self._places[key].leaving_at = asyncio.get_running_loop().time()
         for (url, model), place in self._places.items():
             settings = serve.get((url, model))
-            if settings is not None and place.backend.reconfigure(settings):
-                place.task.cancel()
-                place.task = self._poll(place.backend, place.loop)
+            if settings is not None:
+                host = self._wanted[url].host
+                if place.backend.reconfigure(settings, host):
+                    place.task.cancel()
+                    place.task = self._poll(place.backend, place.loop)
             place.backend.drained = settings is None or self._wanted[url].drained
             place.loop.wake()
 
