@@ -168,11 +168,11 @@ class Facts:
         )
 
     def _share(self, now: float) -> int | None:
-        """Slots of each backend where the model's are configured."""
+        """Slots of each backend where the model's are configured: one at least."""
         ceiling = self._ceiling(now)
         if self._total is None or ceiling.slots is None:
             return None
-        return ceiling.slots // len(self._usable(now))
+        return max(1, ceiling.slots // len(self._usable(now)))
 
     def _usable(self, now: float) -> list[Backend]:
         return [b for b in self._backends if b.usable(now)]

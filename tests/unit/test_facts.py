@@ -127,6 +127,20 @@ def test_a_total_is_divided_among_the_backends_for_batch() -> None:
     assert [p.room for p in room.values()] == [0, 1]
 
 
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_of_fewer_slots_than_backends_each_has_one_for_batch(slots: int) -> None:
+    """Not as many as it takes: what is configured is known."""
+    three = backends(None, None, None)
+    for backend in three:
+        run(backend, 1, "batch")
+    facts = Facts(ModelSettings(slots=slots), three)
+    for usable in (3, 1):
+        for backend in three[usable:]:
+            backend.drained = True
+        places = view(facts).room("batch", False)
+        assert {places[b.url].why for b in three[:usable]} == {Why.SLOTS}
+
+
 def test_rules_are_the_class_s_settings() -> None:
     settings = {"standard": ClassSettings(inflight_max=7, user_inflight_max=2)}
     facts = Facts(ModelSettings(class_=settings), [])  # type: ignore[arg-type]
