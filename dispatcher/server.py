@@ -72,8 +72,7 @@ class Dispatcher:
         resolve: Resolve = resolve,
         seed: int | None = None,
     ) -> None:
-        """`transport` carries requests to engines, and `resolve` finds the addresses of their names
-        (tests pass simulated ones)."""
+        """`transport` carries requests to engines, `resolve` finds addresses: tests pass others."""
         self.owner = owner
         self._settings = settings
         self._broker = broker
@@ -205,13 +204,14 @@ class Dispatcher:
 
     async def _end(self, name: str) -> None:
         loop, task = self._loops.pop(name), self._looping.pop(name)
-        await loop.stop()
-        task.cancel()
-        await asyncio.wait((task,))
         self._subscriber.remove(loop.queue.keys.bell)
         self._live.pop(name, None)
         self._seen.pop(name, None)
-        self._metrics.forget_model(name)
+        await loop.stop()
+        task.cancel()
+        await asyncio.wait((task,))
+        if name not in self._loops:  # it may have come back meanwhile
+            self._metrics.forget_model(name)
         log.info("%s: no backend for a day, forgotten", name)
         self._pool.again()
 

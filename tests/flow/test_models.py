@@ -58,3 +58,30 @@ async def test_a_model_that_is_known_no_more_makes_room_for_another(
         asked = await w.ask("u", model="b")
         await w.answers()
         assert asked.end is not None
+
+
+async def test_a_model_that_comes_back_while_it_is_forgotten_is_heard_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its lead is given up meanwhile, which takes as long as Redis does."""
+    monkeypatch.setattr("common.known.FORGOTTEN_MS", 30_000)
+    async with world(monkeypatch, {"e1": ENGINE}, model={"backends": []}) as w:
+        (_, d), broker = w.dispatchers[0], w.gateways[0][0].broker
+        w.engines["e1"] = with_adapter("a")
+        await placed.add(broker, BackendSettings(url="http://e1"))
+        await wait_until(lambda: "a" in d._loops, timeout=12)
+        old = d._loops["a"]
+        stop = old.stop
+
+        async def back() -> None:
+            w.engines["e1"] = with_adapter("a")
+            await wait_until(lambda: "a" in d._loops, timeout=20)
+            await stop()
+
+        monkeypatch.setattr(old, "stop", back)
+        w.engines["e1"] = with_adapter("b")
+        await wait_until(lambda: d._loops.get("a") is not old, timeout=90)
+        await wait_until(lambda: "a" in d._loops and d._loops["a"].election.leads, timeout=30)
+        await pass_time(3)
+        assert d._loops["a"].queue.keys.bell in d._subscriber._channels
+        assert "a" in measured(d) and "a" in d._live
