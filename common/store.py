@@ -44,7 +44,7 @@ _RETRY: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
 _QUERY = re.compile(r"\?\S+")
 """Of a URL in an error; Azure's has secrets."""
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
-"""In the error of an object that is not there. One of `size` has no text."""
+"""In the error of an object that is not there."""
 _STAGED = re.compile(r".*#\d+\Z")
 """Names under which obstore keeps parts of a local upload; no listing shows them."""
 
@@ -70,11 +70,7 @@ class Store:
     between. Every method may raise StoreError."""
 
     def __init__(
-        self,
-        url: str | None = None,
-        options: Mapping[str, str] | None = None,
-        *,
-        make: bool = True,
+        self, url: str | None = None, options: Mapping[str, str] | None = None, *, make: bool = True
     ) -> None:
         """As in StoreSettings. A local directory is made for the first object, with access for its
         owner alone; not `make`: one that is not there is a StoreError in every method. Raises
@@ -150,6 +146,7 @@ class Store:
         try:
             meta = await self._settled(obstore.head_async(self._opened(), path), missing=True)
         except FileNotFoundError:
+            await self.get(path)  # this answer has no text: it may be the bucket that is not there
             return None
         return int(meta["size"])
 

@@ -247,7 +247,7 @@ async def test_a_bucket_that_is_not_there_is_no_missing_object() -> None:
         fake.gone = True
         calls = (
             store.put("a", b"x"), store.get("a"), store.delete("a"), store.list("a"),
-            joined(store, "a", 0, 1),
+            store.size("a"), joined(store, "a", 0, 1),
         )  # fmt: skip
         for error in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(error, StoreError) and str(error) == "the bucket is not there"
