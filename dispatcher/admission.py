@@ -180,8 +180,8 @@ class BackendLoad(Flight):
         `limit`: jobs of this class are admitted while fewer wait in the engine.
         `floor`: a job that runs for its class's floor share need not give way, though it is batch.
         `slots`: of this backend, where they are known otherwise than here. `headroom`: the share
-        of them that batch leaves free. `tpot_s`: the class's target of time per output token, the
-        same each time; it does not hold where nothing is in flight.
+        of them that batch leaves free. `tpot_s`: the class's target of time per output token; it
+        does not hold where nothing is in flight.
         """
         c = self.counts(now)
         most_inflight = self._follow(now, cls, c.inflight, tpot_s)
@@ -250,6 +250,7 @@ class BackendLoad(Flight):
         limit = self._limits.get(cls)
         if limit is None:
             limit = self._limits[cls] = Aimd(tpot_s)
+        limit.aim(tpot_s)
         limit.follow(now, inflight, self.tpot(now), self._preempted_at)
         return limit.limit
 

@@ -42,14 +42,29 @@ class Aimd:
     """The limit of one class at one backend."""
 
     def __init__(self, target_s: float | None) -> None:
-        self._target_s = target_s
-        self._limit = math.inf if target_s is None else float(START)
+        self._begin(target_s)
         self._looked_at = -math.inf
         self._cut_at = -math.inf
+
+    def _begin(self, target_s: float | None) -> None:
+        self._target_s = target_s
+        self._limit = math.inf if target_s is None else float(START)
         self._seeking = target_s is not None
         """Nothing was slow yet."""
         self._mean = 0.0
         self._deviation = 0.0
+
+    def aim(self, target_s: float | None) -> None:
+        """Follow this target from now on."""
+        old = self._target_s
+        if target_s == old:
+            return
+        if target_s is None or old is None:
+            self._begin(target_s)
+            return
+        self._target_s = target_s
+        self._mean *= old / target_s
+        self._deviation *= old / target_s
 
     @property
     def limit(self) -> int | None:

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dispatcher.admission import BackendLoad, Room
 from dispatcher.aimd import CUT, CUT_EVERY_S, NEAR, SEEKING, START, Aimd
+from dispatcher.engines.facts import EngineFacts
 
 TARGET_S = 0.1
 SLOW = TARGET_S * 1.5
@@ -180,3 +182,46 @@ def test_what_is_in_flight_is_steady_and_holds_the_target() -> None:
     assert 0.9 * 40 <= mean <= 40, "with 40 a step is as long as the target"
     assert statistics.pstdev(flying) <= 0.1 * mean
     assert sum(n > 40 for n in flying) <= 0.1 * len(flying)
+
+
+# --- another target, as of a configuration that is read again
+
+
+def test_a_limit_follows_another_target_from_where_it_is() -> None:
+    aimd = settled(20)
+    for now in range(30):
+        aimd.follow(now, 10, TARGET_S * NEAR)
+    assert limit(aimd) == 20
+    aimd.aim(TARGET_S * 2)
+    for now in range(30, 40):
+        aimd.follow(now, limit(aimd), TARGET_S * NEAR)
+    assert limit(aimd) == 32, "half as slow as may be"
+    aimd.aim(TARGET_S / 2)
+    aimd.follow(50, 30, TARGET_S * NEAR)
+    assert limit(aimd) == int(CUT * 30)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, TARGET_S), (TARGET_S, None)])
+def test_a_target_that_comes_or_goes_begins_anew(before: float | None, after: float | None) -> None:
+    aimd = Aimd(before)
+    aimd.follow(0, 40, SLOW, preempted_at=0)
+    aimd.aim(after)
+    assert aimd.limit == Aimd(after).limit
+    aimd.aim(after)
+    aimd.follow(10, 40, FAST)
+    assert aimd.limit == (None if after is None else 2 * START)
+
+
+def test_the_target_of_a_class_may_change() -> None:
+    load = BackendLoad()
+    load.polled(0, EngineFacts(0, 0, 0.0), period=100)
+    load.room(1, "standard", 3, tpot_s=0.05)
+    for n in range(START):
+        load.sent(1, f"job{n}", "standard", streams=True)
+        load.started(1, f"job{n}")
+    shut = load.room(1, "standard", 3, tpot_s=0.05)
+    assert shut.reason == "8 in flight ≥ 8 for TPOT 50 ms"
+    assert load.room(1, "standard", 3) == Room(3), "it has none any more"
+    load.room(1, "standard", 3, tpot_s=0.15)
+    load.signal.gaps.add(1.9, 0.1 * 30, 30)
+    assert load.room(2, "standard", 3, tpot_s=0.15) == Room(3), "fast enough for this one"
