@@ -19,19 +19,22 @@ from dispatcher.turns import Turn
 
 
 class Affinity:
-    """Of one model. `backends` may change while it is used."""
+    """Of one model; of no effect before `configure`. `backends` may change while it is used."""
 
-    def __init__(
-        self, queue: Queue, parts: Parts, settings: ModelSettings, backends: Sequence[Backend]
-    ) -> None:
+    def __init__(self, queue: Queue, parts: Parts, backends: Sequence[Backend]) -> None:
         self._queue = queue
         self._parts = parts
-        self._on = settings.prefix_affinity
-        self.lookahead = settings.prefix_lookahead if self._on else 0
+        self._on = False
+        self.lookahead = 0
         """For `Queue.pop`."""
         self._backends = backends
         self._prefixes = Prefixes()
         self._ahead = Ahead()
+
+    def configure(self, settings: ModelSettings) -> None:
+        """Go by these settings from the next `pop` on."""
+        self._on = settings.prefix_affinity
+        self.lookahead = settings.prefix_lookahead if self._on else 0
 
     def liked(self, turn: Turn) -> Sequence[str]:
         """For the `pop` of this turn: jobs whose prompts begin as its backends have it."""

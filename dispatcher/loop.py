@@ -49,14 +49,14 @@ class ModelLoop:
         self.model = model
         self.backends = backends
         self._parts = parts
-        self.configure(settings)
         self.queue = Queue(parts.broker, model, settings.class_policy)
+        self._affinity = Affinity(self.queue, parts, backends)
+        self.configure(settings)
         s = parts.settings
         self._leadership = Leadership(self.queue, parts.owner, s, parts.known, self._led)
         self.election = self._leadership.election
         self._reaper = Reaper(parts.broker, self.queue, parts.owner, s)
         self.router = Router()
-        self._affinity = Affinity(self.queue, parts, settings, backends)
         self._waiting = dict.fromkeys(CLASSES, 0)
         self._due: tuple[str, ...] = ()
         """Groups whose floor share is due."""
@@ -79,6 +79,7 @@ class ModelLoop:
         """Go by these settings from the next job on; the class policy stays as it was."""
         self._settings = settings
         self._pricing = pricing(settings)
+        self._affinity.configure(settings)
         self._facts = Facts(settings, self.backends, kv_max=self._parts.settings.kv_max)
         self._turns: Round | None = None
         """Used again until something changes for those who wait."""
