@@ -30,10 +30,11 @@ class Facts:
     """Of one model. `backends` may change while it is used."""
 
     def __init__(
-        self, settings: ModelSettings, backends: Sequence[Backend], *, kv_max: float = 0.92
+        self, settings: ModelSettings, backends: Sequence[Backend], yields: Yields | None = None
     ) -> None:
+        """`yields`: with the jobs that were sent by settings before these."""
         self._backends = backends
-        self._yields = Yields(kv_max=kv_max)
+        self._yields = Yields() if yields is None else yields
         self._gives_way = settings.batch_yields
         self._limits = {c: settings.queue_limit(c) for c in CLASSES}
         self._tpot_s = {c: settings.tpot_s(c) for c in CLASSES}
@@ -60,7 +61,7 @@ class Facts:
                 b.url: Place(free.n, b.load.counts(now).inflight, free.why) for b, free in rooms
             }
 
-        taken = sum(b.load.counts(now).inflight - self._yields.free(b.url) for b in usable)
+        taken = sum(b.load.counts(now).inflight - self._may_yield(b) for b in usable)
         return View(waiting, self._inflight(), room, most, ceiling.busy_max, taken, due, look)
 
     def spare(self, now: float, cls: str) -> Mapping[str, int]:
@@ -78,7 +79,7 @@ class Facts:
 
     def yielding(self, now: float, turns: Round) -> list[str]:
         """The jobs that are to be taken back now, after the last of these turns."""
-        if not self._yields:
+        if not self._gives_way or not self._yields:
             return []
         return self._yields.take(now, self._pressed(now), turns.why, turns.held)
 
@@ -146,6 +147,10 @@ class Facts:
 
     def _inflight(self) -> dict[str, int]:
         return {c: sum(b.load.inflight(c) for b in self._backends) for c in CLASSES}
+
+    def _may_yield(self, backend: Backend) -> int:
+        """Slots of a backend that batch would give back."""
+        return self._yields.free(backend.url) if self._gives_way else 0
 
     def _pressed(self, now: float) -> list[Pressed]:
         share = self._share(now)

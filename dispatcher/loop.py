@@ -26,6 +26,7 @@ from dispatcher.relays import Relays
 from dispatcher.routing import Router
 from dispatcher.turns import Round, Turn
 from dispatcher.watchdog import Watchdog
+from dispatcher.yields import Yields
 
 log = logging.getLogger("fairlane.loop")
 
@@ -51,6 +52,7 @@ class ModelLoop:
         self._parts = parts
         self.queue = Queue(parts.broker, model, settings.class_policy)
         self._affinity = Affinity(self.queue, parts, backends)
+        self._yields = Yields(kv_max=parts.settings.kv_max)
         self.configure(settings)
         s = parts.settings
         self._leadership = Leadership(self.queue, parts.owner, s, parts.known, self._led)
@@ -80,7 +82,7 @@ class ModelLoop:
         self._settings = settings
         self._pricing = pricing(settings)
         self._affinity.configure(settings)
-        self._facts = Facts(settings, self.backends, kv_max=self._parts.settings.kv_max)
+        self._facts = Facts(settings, self.backends, self._yields)
         self._turns: Round | None = None
         """Used again until something changes for those who wait."""
 

@@ -67,6 +67,24 @@ async def empty(w: World) -> None:
     await at_rest(w)
 
 
+@pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
+async def test_batch_that_runs_makes_room_by_the_configuration_that_was_read_last(
+    monkeypatch: pytest.MonkeyPatch, before: bool, after: bool
+) -> None:
+    """What was sent while it was to make no room is left alone."""
+    async with world(monkeypatch, {"e1": ENGINE}, model=FULL | {"batch_yields": before}) as w:
+        await fill(w)
+        model = msgspec.structs.replace(w.settings.models["m1"], batch_yields=after)
+        for _, dispatcher in w.dispatchers:
+            dispatcher.configure(msgspec.structs.replace(w.settings, models={"m1": model}))
+        await pass_time(1.0)
+        asked = await chat(w)
+        await w.answers(asked)
+        assert yielded(w) == (before and after)
+        await w.answers()
+        await empty(w)
+
+
 async def test_chat_has_the_slot_of_the_youngest_batch_job(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world(monkeypatch, {"e1": ENGINE}, model=FULL) as w:
         await fill(w)
