@@ -35,6 +35,7 @@ from dispatcher.closing import Closing
 from dispatcher.engine import EngineClient, open_transport
 from dispatcher.leadership import wait
 from dispatcher.loop import ModelLoop
+from dispatcher.others import Others
 from dispatcher.parts import Parts
 from dispatcher.pool import Pool
 from dispatcher.relay import Relay
@@ -48,10 +49,10 @@ GONE_MS = 6_000
 """A dispatcher whose announcement is older serves nothing any more."""
 FORGET_MS = 60_000
 """Its announcement is removed after this."""
-KNOWN_S = 3.0
-"""A model announced for so long was there before us: its missing leader hash means a loss."""
 REMEMBER_S = 10.0
 """Models with backends or waiting jobs are noted in `fl:known` this often; new ones sooner."""
+FADE_S = 9.0
+"""Gateways know within this time that a model is served no more."""
 MODELS_MAX = 256
 """Most models one process serves, discovered ones included."""
 FULL_S = 60.0
@@ -85,7 +86,7 @@ class Dispatcher:
         relay = Relay(self._client, closing, self._runs, settings.dispatcher, self._metrics)
         self._parts = Parts(
             broker, owner, settings.dispatcher, self._runs, relay, self._publisher,
-            self._metrics, self._known,
+            self._metrics, lambda model: self._others.known(self._now(), model),
         )  # fmt: skip
         self._loops: dict[str, ModelLoop] = {}
         self._looping: dict[str, asyncio.Task[None]] = {}
@@ -100,10 +101,9 @@ class Dispatcher:
         )  # fmt: skip
         self._serving = asyncio.TaskGroup()
         self._created = int(wall())
-        self._seen: dict[str, float] = {}
-        """Model -> since when `fl:models` has held it."""
-        self._live: dict[str, dict[str, float]] = {}
-        """Model -> other dispatchers that serve it -> since when."""
+        self._others = Others(owner)
+        self._fading: dict[str, float] = {}
+        """Models that are to be forgotten -> since when they are announced no more."""
         self._subscriber = Subscriber(broker, (keys.control(owner),), self._deliver, self._wake_all)
         self.stopping = False
 
@@ -151,6 +151,7 @@ class Dispatcher:
     def configure(self, settings: Settings) -> None:
         """Use the models and backends of another configuration: see common/reload.py."""
         self._settings = settings
+        self._fading.clear()
         for name in settings.models:
             self._loop_of(name)
         for name, loop in self._loops.items():
@@ -190,23 +191,27 @@ class Dispatcher:
 
     async def _forget(self, known: Collection[str]) -> None:
         """End what is kept of models that are known no more: names come and go, such as those of
-        adapters, and each would have a place among MODELS_MAX for good."""
+        adapters, and each would have a place among MODELS_MAX for good. Before that each is
+        announced no more for FADE_S: jobs of it may be on their way."""
         for name, loop in list(self._loops.items()):
             if name in known or name in self._settings.models or not loop.unused:
+                self._fading.pop(name, None)
                 continue
             try:
                 empty = await is_empty(self._broker, loop.queue.keys)
             except BrokerError as e:
                 log.debug("forgetting %s: %s", name, e)
                 return
-            if empty and loop.unused:
+            if not empty or not loop.unused:
+                self._fading.pop(name, None)
+            elif self._now() - self._fading.setdefault(name, self._now()) >= FADE_S:
                 await self._end(name)
 
     async def _end(self, name: str) -> None:
         loop, task = self._loops.pop(name), self._looping.pop(name)
+        del self._fading[name]
         self._subscriber.remove(loop.queue.keys.bell)
-        self._live.pop(name, None)
-        self._seen.pop(name, None)
+        self._others.forget(name)
         await loop.stop()
         task.cancel()
         await asyncio.wait((task,))
@@ -217,10 +222,6 @@ class Dispatcher:
 
     def _model(self, name: str) -> ModelSettings:
         return self._settings.models.get(name) or ModelSettings()
-
-    def _known(self, model: str) -> bool:
-        since = self._seen.get(model)
-        return since is not None and self._now() - since > KNOWN_S
 
     def _wake_all(self) -> None:
         for loop in self._loops.values():
@@ -274,21 +275,15 @@ class Dispatcher:
             elif age <= GONE_MS:
                 for model in announcement.models:
                     serving.setdefault(model.name, set()).add(name.decode())
-        self._note(serving)
+        self._others.note(self._now(), serving, self._loops)
+        for name, loop in self._loops.items():
+            loop.election.see(self._others.of(name))
         if not self.stopping:
-            models = [self._served(loop) for loop in self._loops.values()]
+            loops = self._loops.items()
+            served = (p for name, p in loops if name not in self._fading or p.backends)
+            models = [self._served(loop) for loop in served]
             mine = Announcement(VERSION, now_ms, models, self._pool.served())
             await self._broker.command("HSET", keys.MODELS, self.owner, encode_announcement(mine))
-
-    def _note(self, serving: dict[str, set[str]]) -> None:
-        now = self._now()
-        for model in serving:
-            self._seen.setdefault(model, now)
-        for name, loop in self._loops.items():
-            before = self._live.get(name, {})
-            others = serving.get(name, set()) - {self.owner}
-            self._live[name] = {d: before.get(d, now) for d in others}
-            loop.election.see(self._live[name])
 
     def _served(self, loop: ModelLoop) -> ServedModel:
         settings = self._model(loop.model)

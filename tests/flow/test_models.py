@@ -3,8 +3,9 @@
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
-from common import placed
+from common import keys, placed
 from common.settings import BackendSettings
+from common.wire import decode_announcement
 from dispatcher.server import Dispatcher
 from sim.settings import EngineSettings
 from sim.transport import EngineTransport
@@ -84,4 +85,35 @@ async def test_a_model_that_comes_back_while_it_is_forgotten_is_heard_of(
         await wait_until(lambda: "a" in d._loops and d._loops["a"].election.leads, timeout=30)
         await pass_time(3)
         assert d._loops["a"].queue.keys.bell in d._subscriber._channels
-        assert "a" in measured(d) and "a" in d._live
+        assert "a" in measured(d) and "a" in d._others._live
+
+
+@pytest.mark.parametrize("after", [0.0, 2.0])
+async def test_a_job_that_comes_while_its_model_is_forgotten_ends(
+    monkeypatch: pytest.MonkeyPatch, after: float
+) -> None:
+    """Gateways take jobs until they know that the model is served no more."""
+    monkeypatch.setattr("common.known.FORGOTTEN_MS", 30_000)
+    async with world(monkeypatch, {"e1": ENGINE}, model={"backends": []}) as w:
+        w.settings.models["a"] = w.settings.models["m1"]
+        (_, d), broker = w.dispatchers[0], w.gateways[0][0].broker
+        d._settings = type(d._settings)(models={"m1": w.settings.models["m1"]})
+
+        async def announced() -> bool:
+            data = await broker.command("HGET", keys.MODELS, d.owner)
+            return bool(data) and "a" in {m.name for m in decode_announcement(data).models}
+
+        async def no_more() -> bool:
+            return not await announced()
+
+        w.engines["e1"] = with_adapter("a")
+        await placed.add(broker, BackendSettings(url="http://e1"))
+        await wait_until(announced, timeout=12)
+        w.engines["e1"] = with_adapter("b")
+        await wait_until(no_more, timeout=90)
+        await pass_time(after)
+        asked = await w.ask("u", model="a", wait_ms=15_000)
+        await wait_until(lambda: asked.end, timeout=30, what="its deadline")
+        await wait_until(lambda: "a" not in d._loops, timeout=90, what="then it is")
+        w.engines["e1"] = with_adapter("a")
+        await w.answers(await w.ask("u", model="a"))
