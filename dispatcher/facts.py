@@ -94,9 +94,10 @@ class Facts:
             metrics.waiting(model, cls, jobs)
         if why is not Why.OPEN:
             metrics.closed(model, why)
-        held_back = BATCH in held and waiting.get(BATCH) and self._learned_slots_hold(now, BATCH)
-        if why is Why.RESERVED or held_back:
-            self._slots.bound(now, sum(b.load.jobs for b in self._usable(now)))
+        taken = sum(b.load.jobs for b in self._usable(now))
+        batch = BATCH in held and waiting.get(BATCH) and self._slots.due(now, taken)
+        if why is Why.RESERVED or (batch and self._learned_slots_hold(now, BATCH)):
+            self._slots.bound(now, taken)
 
     def reasons(self, now: float) -> dict[str, str]:
         """Why nothing is sent of each class that waits, in words; empty ones where there is room

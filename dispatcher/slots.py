@@ -171,14 +171,18 @@ class ModelSlots:
 
     def bound(self, now: float, taken: int) -> None:
         """Jobs wait, and what is known of the slots alone holds them back, `taken` of them."""
-        if not self._learned or self._probe_from is not None:
-            return
-        known = min(engine.confirmed_at for engine, _ in self._learned)
-        patience = 1 if taken >= (self._slots or 0) else 2
-        if now - max(known, self._probe_ended) >= patience * self._period:
+        if self.due(now, taken):
             self._probe_from = now
             for engine, _ in self._learned:
                 engine.probed = True
+
+    def due(self, now: float, taken: int) -> bool:
+        """Whether a probe would begin where `bound` is told the same."""
+        if not self._learned or self._probe_from is not None:
+            return False
+        known = min(engine.confirmed_at for engine, _ in self._learned)
+        patience = 1 if taken >= (self._slots or 0) else 2
+        return now - max(known, self._probe_ended) >= patience * self._period
 
     def _count(self, engines: Sequence[EngineSlots], backends: int) -> int | None:
         if not engines:
