@@ -4,6 +4,8 @@ import msgspec
 
 MODELS_MAX = 1_000
 """More served names than that are cut off."""
+NAME_MAX = 256
+"""Characters of a name; longer ones are left out: they would be told to everybody, all the time."""
 
 
 class _Model(msgspec.Struct):
@@ -23,4 +25,5 @@ def read_models(page: bytes) -> tuple[str, ...] | None:
         listed = _models.decode(page)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return tuple(dict.fromkeys(model.id for model in listed.data if model.id))[:MODELS_MAX]
+    names = dict.fromkeys(m.id for m in listed.data if 0 < len(m.id) <= NAME_MAX)
+    return tuple(names)[:MODELS_MAX]
