@@ -124,7 +124,7 @@ async def _upload(fleet: BatchFleet, chat: Chat, path: Path, seconds: float) -> 
     count = (await process.stdout.read()).decode().strip()
     if await process.wait():
         raise RuntimeError("the uploads failed")
-    chat.notes.append(f"uploads of 200 MB, validated, beside chat: {count}")
+    chat.notes.append(f"uploads of 200 MB beside chat, each validated: {count}")
 
 
 async def _run(

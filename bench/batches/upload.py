@@ -16,13 +16,16 @@ from tests.support.wait import wait_until
 
 LINES, TEXT = 50_000, " and" * 1_000
 """An input of 200 MB."""
+EVERY_S = 10.0
+"""An upload begins so often: 20 MB/s."""
 VALID_S = 120.0
 
 
 async def uploads(url: str, key: str, path: Path, seconds: float) -> int:
     """For so long, and the one under way to its end; how many they were. Each batch is cancelled
     once its lines are known to be good."""
-    end, n = monotonic() + seconds, 0
+    begin, n = monotonic(), 0
+    end = begin + seconds
     async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=key) as client:
         while monotonic() < end:
             with path.open("rb") as data:
@@ -38,6 +41,7 @@ async def uploads(url: str, key: str, path: Path, seconds: float) -> int:
             await client.batches.cancel(made.id)
             await client.files.delete(file.id)
             n += 1
+            await asyncio.sleep(max(0.0, begin + n * EVERY_S - monotonic()))
     return n
 
 
