@@ -12,7 +12,7 @@ from rich.console import Console
 from common.config import CALLERS
 from fairlane.api import Api
 from fairlane.batch_run import Run
-from fairlane.jobs_show import followed, listed, path, shown
+from fairlane.jobs_show import cancelled, followed, listed, shown
 
 Command = Callable[..., Any]
 
@@ -92,11 +92,9 @@ def show(job: str, url: str, key: str | None) -> None:
 @click.argument("job")
 @_options
 def cancel(job: str, url: str, key: str | None) -> None:
-    """Stop one, wherever it is; of one that has ended, delete its answer."""
+    """Stop one, wherever it is; one that has ended stays as it is, with its answer."""
     with Api(url, key) as api:
-        found: dict[str, Any] = api.delete(path(job))
-        state = "deleted, as it had ended" if found.get("deleted") else found.get("state")
-        click.echo(f"{found.get('id', job)}: {state}")
+        click.echo(cancelled(api, job))
 
 
 @jobs.command()

@@ -42,6 +42,15 @@ def shown(api: Api, job: str) -> bytes:
     return msgspec.json.format(msgspec.json.encode(api.get(path(job))))
 
 
+def cancelled(api: Api, job: str) -> str:
+    """Stop a job that has not ended, and say how it stands; no answer is ever lost by this. Raises
+    ApiError."""
+    found = api.post(f"{path(job)}/cancel")
+    state = str(found.get("state"))
+    more = {"running": ", and stops soon", "cancelled": ""}.get(state, ", as it had ended")
+    return f"{found.get('id', job)}: {state}{more}"
+
+
 def followed(api: Api, job: str, *, raw: bool, wait: Callable[[float], object]) -> Iterator[bytes]:
     """A job's answer as it comes, taken up where it was whenever the connection breaks: its events
     as they are, or the text in them. Raises ApiError, and Exit (1) after the end of a job that

@@ -88,6 +88,7 @@ def _durable(front: Front, jobs: JobsApi, responses: ResponsesApi) -> list[_Rout
     rows: list[_Route] = [
         ("/v1/jobs", (*_READS, "POST"), jobs.collection),
         ("/v1/jobs/{id}", (*_READS, "DELETE"), jobs.item),
+        ("/v1/jobs/{id}/cancel", ("POST",), jobs.cancel),
         ("/v1/jobs/{id}/events", ("GET",), jobs.events),
         ("/v1/responses/{id}", (*_READS, "DELETE"), responses.item),
         ("/v1/responses/{id}/cancel", ("POST",), responses.cancel),

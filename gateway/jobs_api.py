@@ -61,6 +61,15 @@ class JobsApi:
             await self._durables.jobs.drop(about)
         await json_page(client, {"id": about.id, "object": "job", "deleted": True})
 
+    async def cancel(self, client: Client) -> None:
+        """`POST /v1/jobs/{id}/cancel`; of one that has ended, what it is, with its answer."""
+        about = await self._found(client)
+        with outages():
+            status = await self._durables.jobs.status(about)
+            if not status.over:
+                status = await self._durables.stop(about)
+            await json_page(client, await self._shown(status))
+
     async def events(self, client: Client) -> None:
         """`/v1/jobs/{id}/events`: the answer, from the beginning or behind an event."""
         about = await self._found(client)

@@ -73,6 +73,25 @@ async def test_a_waiting_job_has_a_place_and_is_cancelled(monkeypatch: pytest.Mo
         assert first["first_id"] == first["last_id"] == ids[0]
 
 
+async def test_cancelling_never_takes_an_answer_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(monkeypatch, {"e1": engine()}) as w:
+        a, b = await Site(w, "a").start(), await Site(w, "b").start()
+        done = (await a.ask("POST", "/v1/jobs", job(7))).json["id"]
+        before = await ended(a, done)
+        for site in (a, b):
+            again = await site.ask("POST", f"/v1/jobs/{done}/cancel")
+            assert (again.status, again.json) == (200, before)
+        assert before["state"] == "completed" and before["result"]
+        ids = [(await a.ask("POST", "/v1/jobs", job(3_000))).json["id"] for _ in range(8)]
+        await wait_until(lambda: w.engines["e1"].running() >= 2, timeout=20, what="running")
+        for id in ids:
+            for _ in range(2):
+                answer = await b.ask("POST", f"/v1/jobs/{id}/cancel")
+                assert (answer.status, answer.json["state"]) == (200, "cancelled"), answer.body
+        assert (await a.ask("GET", f"/v1/jobs/{ids[0]}")).json["state"] == "cancelled"
+        assert (await a.ask("GET", f"/v1/jobs/{done}/cancel")).status == 405
+
+
 async def test_a_job_is_its_users_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world(monkeypatch, {"e1": engine()}) as w:
         a = await Site(w, "a").start()
@@ -82,6 +101,7 @@ async def test_a_job_is_its_users_alone(monkeypatch: pytest.MonkeyPatch) -> None
         assert never.status == 404
         for method, path in [
             ("GET", f"/v1/jobs/{id}"), ("DELETE", f"/v1/jobs/{id}"),
+            ("POST", f"/v1/jobs/{id}/cancel"),
             ("GET", f"/v1/jobs/{id}/events"), ("GET", f"/v1/jobs/{id}?user=alice"),
             ("GET", "/v1/jobs/..%2f"), ("GET", "/v1/jobs/*/events"),
         ]:  # fmt: skip

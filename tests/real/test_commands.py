@@ -171,8 +171,14 @@ def test_jobs(up: Role) -> None:
     assert made["id"] in command(up, "jobs", "ls", "--url", f"{up.url}/v1").stdout
     shown = json.loads(command(up, "jobs", "show", made["id"]).stdout)
     assert shown["state"] == "completed" and shown["usage"]["output_tokens"] == 30
-    assert "deleted" in command(up, "jobs", "cancel", made["id"]).stdout
-    gone = command(up, "jobs", "show", made["id"])
+    stopped = command(up, "jobs", "cancel", made["id"])
+    assert stopped.stdout == f"{made['id']}: completed, as it had ended\n"
+    assert json.loads(command(up, "jobs", "show", made["id"]).stdout) == shown
+    other = httpx.post(
+        f"{up.url}/v1/jobs", json={**asked, "body": {**body, "max_tokens": 4_000}}, trust_env=False
+    ).json()["id"]
+    assert command(up, "jobs", "cancel", other).stdout.startswith(f"{other}: cancelled\n")
+    gone = command(up, "jobs", "show", "0" * 32)
     assert gone.returncode == 2 and "no such job" in gone.stderr
 
 
