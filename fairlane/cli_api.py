@@ -1,5 +1,6 @@
 """The commands that talk to a gateway: `fairlane batch` and `fairlane jobs`."""
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from common.config import CALLERS
 from fairlane.api import Api
@@ -74,9 +74,10 @@ def jobs() -> None:
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 100))
 @_options
 def ls(limit: int, url: str, key: str | None) -> None:
-    """List the newest."""
+    """List the newest, one a line. A narrow terminal shows less of each; a pipe or file all."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     with Api(url, key) as api:
-        listed(api, limit, Console())
+        click.echo(listed(api, limit, width))
 
 
 @jobs.command()

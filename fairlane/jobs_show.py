@@ -1,6 +1,6 @@
 """`fairlane jobs`: the durable jobs of a key, as tables and as text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -8,13 +8,21 @@ from urllib.parse import quote
 import httpx
 import msgspec
 from click.exceptions import Exit
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len, set_cell_size
 
 from fairlane.api import AGAIN_S_MAX, LATER, Api, ApiError
 
 FOLLOW_TRIES = 100
 """A followed stream that breaks is taken up again so often in a row."""
+
+COLUMNS = ("id", "model", "class", "state", "created", "tokens")
+GAP = 2
+"""Spaces between columns."""
+NARROWER = (
+    ("created", 11), ("tokens", 0), ("class", 0), ("model", 16), ("created", 0), ("model", 8),
+    ("model", 0),
+)  # fmt: skip
+"""What becomes narrower first where a terminal has no room, and how narrow; 0: it is left out."""
 
 
 def path(job: str) -> str:
@@ -22,19 +30,49 @@ def path(job: str) -> str:
     return f"/v1/jobs/{quote(job, safe='')}"
 
 
-def listed(api: Api, limit: int, console: Console) -> None:
-    """A table of the newest jobs. Raises ApiError."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("id", "model", "class", "state", "created", "tokens"):
-        table.add_column(name, overflow="fold", no_wrap=name == "id")
+def listed(api: Api, limit: int, width: int | None) -> str:
+    """The newest jobs, one a line, below a head; for `width`: see `lines`. Raises ApiError."""
+    rows = []
     for job in api.get("/v1/jobs", limit=limit)["data"]:
         usage = job.get("usage") or {}
-        tokens = usage.get("total_tokens") or usage.get("output_tokens") or ""
-        table.add_row(
-            job["id"], job.get("model", ""), job.get("class", ""), job.get("state", ""),
-            _time(job.get("created_at")), str(tokens),
-        )  # fmt: skip
-    console.print(table)
+        tokens = usage.get("total_tokens") or usage.get("output_tokens") or "-"
+        rows.append({
+            "id": job["id"], "model": job.get("model") or "-", "class": job.get("class") or "-",
+            "state": job.get("state") or "-", "created": _time(job.get("created_at")),
+            "tokens": str(tokens),
+        })  # fmt: skip
+    return "\n".join(lines(rows, width))
+
+
+def lines(rows: Sequence[Mapping[str, str]], width: int | None) -> list[str]:
+    """A head and a line for each row. `width`: the columns of the terminal, None where it is none:
+    then all is said in full. In a narrow one what is least important is shortened or left out;
+    ids and states never are, even where the lines are wider then (43 columns)."""
+    shown = [dict(zip(COLUMNS, COLUMNS, strict=True)), *map(dict, rows)]
+    wide = {name: max(cell_len(row[name]) for row in shown) for name in COLUMNS}
+    over = 0 if width is None else sum(wide.values()) + GAP * (len(wide) - 1) - width
+    for name, least in NARROWER:
+        if over <= 0:
+            break
+        kept = max(least, wide[name] - over) if name == "model" and least else least
+        if kept >= wide[name]:
+            continue
+        over -= wide[name] - kept + (0 if kept else GAP)
+        wide[name] = kept
+        if not kept:
+            del wide[name]
+    return [
+        (" " * GAP).join(_fitted(name, row[name], size) for name, size in wide.items()).rstrip()
+        for row in shown
+    ]
+
+
+def _fitted(name: str, text: str, size: int) -> str:
+    if cell_len(text) > size and name == "created":
+        text = text[5:16]  # month, day, hour, minute
+    elif cell_len(text) > size:
+        text = set_cell_size(text, size - 2).rstrip() + ".."
+    return set_cell_size(text, size)
 
 
 def shown(api: Api, job: str) -> bytes:
@@ -83,8 +121,8 @@ def _lines(texts: Iterator[str]) -> Iterator[str]:
     which an answer may have in it."""
     held = ""
     for text in texts:
-        *lines, held = (held + text).split("\n")
-        yield from lines
+        *whole, held = (held + text).split("\n")
+        yield from whole
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, str]]:
@@ -102,8 +140,8 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, str]]:
 
 
 def _raw(event: dict[str, str]) -> bytes:
-    lines = [f"{n}: {line}" for n, v in event.items() for line in v.split("\n")]
-    return ("\n".join(lines) + "\n\n").encode()
+    said = [f"{n}: {line}" for n, v in event.items() for line in v.split("\n")]
+    return ("\n".join(said) + "\n\n").encode()
 
 
 def _text(kind: str, data: str) -> bytes:
@@ -140,5 +178,5 @@ def _said(choice: Any) -> object:
 
 def _time(seconds: object) -> str:
     if not isinstance(seconds, int | float):
-        return ""
+        return "-"
     return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -32,7 +32,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
 
 
 def command(up: Role, *args: str) -> "subprocess.CompletedProcess[str]":
-    env = {**environment(), "FAIRLANE_API_URL": up.url, "COLUMNS": "200"}
+    env = {**environment(), "FAIRLANE_API_URL": up.url, "COLUMNS": "60"}
     return subprocess.run(
         [str(FAIRLANE), *args], env=env, capture_output=True, text=True, timeout=DONE_S
     )
@@ -167,7 +167,8 @@ def test_jobs(up: Role) -> None:
     assert followed.returncode == raw.returncode == 0, followed.stderr + raw.stderr
     assert followed.stdout.strip() == _text(raw.stdout).strip() != ""
     assert raw.stdout.endswith("\n\n") and "event: end" in raw.stdout
-    assert made["id"] in command(up, "jobs", "ls").stdout
+    plain = command(up, "jobs", "ls").stdout.splitlines()
+    assert any(made["id"] in line and "completed" in line for line in plain), plain
     assert made["id"] in command(up, "jobs", "ls", "--url", f"{up.url}/v1").stdout
     shown = json.loads(command(up, "jobs", "show", made["id"]).stdout)
     assert shown["state"] == "completed" and shown["usage"]["output_tokens"] == 30
