@@ -1,17 +1,12 @@
-"""A gateway as the commands see it: HTTP, its errors as one line, and patience with outages."""
+"""A gateway as the commands see it: HTTP, and its errors as one line."""
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import click
 import httpx
 
-from common.clock import monotonic
-
-PATIENCE_S = 600.0
-"""How long what was begun goes on while the gateway, or Redis behind it, does not answer."""
 AGAIN_S_MAX = 10.0
 TIMEOUT = httpx.Timeout(60.0, connect=10.0)
 LATER = (429, 500, 502, 503, 504)
@@ -52,17 +47,9 @@ class Api:
     def __exit__(self, *exc: object) -> None:
         self._http.close()
 
-    def get(self, path: str, *, patience_s: float = 0.0, **params: Any) -> Any:
-        """Read something; where there is no answer, again for so long. Raises ApiError."""
-        until, wait = monotonic() + patience_s, 0.5
-        while True:
-            try:
-                return self._once("GET", path, params=params)
-            except ApiError as e:
-                if e.status not in (0, *LATER) or monotonic() > until:
-                    raise
-            time.sleep(wait)
-            wait = min(AGAIN_S_MAX, wait * 2)
+    def get(self, path: str, timeout: httpx.Timeout = TIMEOUT, **params: Any) -> Any:
+        """Read something, once. Raises ApiError."""
+        return self._once("GET", path, params=params, timeout=timeout)
 
     def post(self, path: str, **more: Any) -> Any:
         """Change something, once. Raises ApiError."""

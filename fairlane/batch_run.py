@@ -14,20 +14,12 @@ from typing import Any
 import httpx
 import msgspec
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
-from fairlane.api import PATIENCE_S, Api, ApiError
+from common.clock import monotonic, wall
+from fairlane.api import LATER, Api, ApiError
+from fairlane.batch_watch import POLL_S, Watch
 
-POLL_S = 1.0
 BLOCK = 1 << 20
-OVER = ("completed", "failed", "expired", "cancelled")
 DOWNLOADS = 5
 """A download that breaks is begun again so often."""
 
@@ -48,14 +40,16 @@ class Run:
     def __init__(
         self, api: Api, url: str, source: Path, out: Path, errors: Path, *, endpoint: str | None,
         window: str, keep: bool, wait: Callable[[float], object],
+        now: Callable[[], float] = monotonic, today: Callable[[], float] = wall,
     ) -> None:  # fmt: skip
-        """`wait(seconds)` passes time between two looks."""
+        """`wait`, `now` and `today`: the time, as in Watch."""
         self._api, self._url = api, url
         self._source, self._out, self._errors = source, out, errors
         self._endpoint, self._window, self._keep = endpoint, window, keep
         self._wait = wait
         self._note_path = out.with_name(out.name + ".run")
-        self._console = Console(stderr=True)
+        console = Console(stderr=True)
+        self._watch = Watch(api, console, wait=wait, now=now, today=today)
 
     def run(self) -> bool:
         """To the end; True: every line has an answer. Raises ApiError."""
@@ -90,17 +84,24 @@ class Run:
             if not note.batch:
                 note.batch = self._create(note.file, endpoint)
                 self._save(note)
-            batch = self._watch(note.batch, lines)
+            batch = self._watch.until_over(note.batch, lines)
+            fine = self._fetch(batch)
         except ApiError as e:
-            if e.status == 404 and known:
-                text = f"{e.message} It is from {self._note_path}: remove that to begin anew"
-                raise ApiError(text, e.status) from None
-            raise
-        fine = self._fetch(batch)
+            raise self._advised(e, note, known) from None
         if not self._keep:
             self._tidy(note, batch)
         self._note_path.unlink(missing_ok=True)
         return fine
+
+    def _advised(self, e: ApiError, note: Note, known: bool) -> ApiError:
+        """With what to do now."""
+        text = ""
+        if e.status == 404 and known:
+            text = f" It is from {self._note_path}: remove that to begin anew"
+        elif note.file and e.status in (0, *LATER):
+            what = "The batch goes on" if note.batch else "The input is with the gateway"
+            text = f". {what}: the same command takes it up again"
+        return ApiError(f"{e.message}{text}", e.status)
 
     def _read(self) -> tuple[str, int]:
         """The input's digest, and about how many lines it has."""
@@ -121,7 +122,7 @@ class Run:
             raise ApiError(text)
         if note.url != self._url:
             raise ApiError(f"{self._note_path} is of a run at {note.url}: give that as --url")
-        self._console.print(f"going on with batch {note.batch or '(not yet made)'}")
+        self._watch.say(f"going on with batch {note.batch or '(not yet made)'}")
         return note
 
     def _save(self, note: Note) -> None:
@@ -131,7 +132,7 @@ class Run:
 
     def _upload(self) -> str:
         size = self._source.stat().st_size
-        with self._progress() as progress, self._source.open("rb") as source:
+        with self._watch.progress() as progress, self._source.open("rb") as source:
             watched = progress.wrap_file(source, size, description="uploading")
             answer = self._api.post(
                 "/v1/files",
@@ -151,7 +152,7 @@ class Run:
                 "input_file_id": file, "endpoint": endpoint, "completion_window": self._window,
             },
         )  # fmt: skip
-        self._console.print(f"batch {answer['id']}: {endpoint}")
+        self._watch.say(f"batch {answer['id']}: {endpoint}")
         return str(answer["id"])
 
     def _first_url(self) -> str:
@@ -165,19 +166,6 @@ class Run:
             text = f"the first line of {self._source} has no `url`: give --endpoint"
             raise ApiError(text) from None
 
-    def _watch(self, id: str, lines: int) -> dict[str, Any]:
-        with self._progress() as progress:
-            bar = progress.add_task("validating", total=lines)
-            while True:
-                batch: dict[str, Any] = self._api.get(f"/v1/batches/{id}", patience_s=PATIENCE_S)
-                counts = batch.get("request_counts") or {}
-                total = counts.get("total") or lines
-                done = counts.get("completed", 0) + counts.get("failed", 0)
-                progress.update(bar, description=batch["status"], total=total, completed=done)
-                if batch["status"] in OVER:
-                    return batch
-                self._wait(POLL_S)
-
     def _fetch(self, batch: dict[str, Any]) -> bool:
         """Write the files of a batch that is over, and leave none of a run before it; True: every
         line has an answer."""
@@ -190,9 +178,9 @@ class Run:
             self._out.write_bytes(b"")
         for error in ((batch.get("errors") or {}).get("data") or [])[:20]:
             where = f"line {error['line']}: " if error.get("line") else ""
-            self._console.print(f"{where}{error.get('message')}", markup=False)
+            self._watch.say(f"{where}{error.get('message')}")
         counts = batch.get("request_counts") or {}
-        self._console.print(
+        self._watch.say(
             f"{batch['status']}: {counts.get('completed', 0)} of {counts.get('total', 0)} lines "
             f"answered, {counts.get('failed', 0)} failed"
         )
@@ -210,8 +198,10 @@ class Run:
                 break
             except (httpx.HTTPError, ApiError) as e:
                 if not left:
-                    raise ApiError(f"{path} cannot be fetched: {e}") from None
+                    text = f"{path} cannot be fetched: {e}"
+                    raise ApiError(text, getattr(e, "status", 0)) from None
                 self._wait(POLL_S)
+                self._watch.get(f"/v1/files/{file}")  # once there is a gateway again
         part.replace(path)
 
     def _tidy(self, note: Note, batch: dict[str, Any]) -> None:
@@ -220,10 +210,4 @@ class Run:
                 try:
                     self._api.delete(f"/v1/files/{file}")
                 except ApiError as e:
-                    self._console.print(f"file {file} stays with the gateway: {e}")
-
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description:<12}"), BarColumn(), TaskProgressColumn(),
-            MofNCompleteColumn(), TimeElapsedColumn(), console=self._console,
-        )  # fmt: skip
+                    self._watch.say(f"file {file} stays with the gateway: {e}")

@@ -167,8 +167,14 @@ def test_jobs(up: Role) -> None:
     assert followed.returncode == raw.returncode == 0, followed.stderr + raw.stderr
     assert followed.stdout.strip() == _text(raw.stdout).strip() != ""
     assert raw.stdout.endswith("\n\n") and "event: end" in raw.stdout
-    plain = command(up, "jobs", "ls").stdout.splitlines()
-    assert any(made["id"] in line and "completed" in line for line in plain), plain
+    plain = ["jobs", "ls"]  # in a pipe: `grep completed` finds the job
+    wait_until_sync(
+        lambda: any(
+            made["id"] in line and "completed" in line
+            for line in command(up, *plain).stdout.splitlines()
+        ),
+        timeout=20, what="the job among those that have ended",
+    )  # fmt: skip
     assert made["id"] in command(up, "jobs", "ls", "--url", f"{up.url}/v1").stdout
     shown = json.loads(command(up, "jobs", "show", made["id"]).stdout)
     assert shown["state"] == "completed" and shown["usage"]["output_tokens"] == 30
