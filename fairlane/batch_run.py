@@ -17,6 +17,7 @@ from rich.console import Console
 
 from common.clock import monotonic, wall
 from fairlane.api import LATER, Api, ApiError
+from fairlane.batch_note import Note, NoteFile
 from fairlane.batch_watch import POLL_S, Watch
 
 BLOCK = 1 << 20
@@ -24,14 +25,8 @@ DOWNLOADS = 5
 """A download that breaks is begun again so often."""
 
 
-class Note(msgspec.Struct, kw_only=True):
-    """What is known of a run that was begun."""
-
-    url: str
-    digest: str
-    """SHA-256 of the input."""
-    file: str = ""
-    batch: str = ""
+REFUSED = (400, 413, 422)
+"""Statuses of what would be refused again."""
 
 
 class Run:
@@ -39,13 +34,14 @@ class Run:
 
     def __init__(
         self, api: Api, url: str, source: Path, out: Path, errors: Path, *, endpoint: str | None,
-        window: str, keep: bool, wait: Callable[[float], object],
+        window: str, keep: bool, overwrite: bool, wait: Callable[[float], object],
         now: Callable[[], float] = monotonic, today: Callable[[], float] = wall,
     ) -> None:  # fmt: skip
         """`wait`, `now` and `today`: the time, as in Watch."""
         self._api, self._url = api, url
         self._source, self._out, self._errors = source, out, errors
-        self._endpoint, self._window, self._keep = endpoint, window, keep
+        self._endpoint, self._window = endpoint, window
+        self._keep, self._overwrite = keep, overwrite
         self._wait = wait
         self._note_path = out.with_name(out.name + ".run")
         console = Console(stderr=True)
@@ -55,7 +51,8 @@ class Run:
         """To the end; True: every line has an answer. Raises ApiError."""
         try:
             self._check_places()
-            return self._run()
+            with NoteFile(self._note_path) as note_file:
+                return self._run(note_file)
         except OSError as e:
             name = f"{e.filename}: " if e.filename else ""
             raise ApiError(f"{name}{e.strerror or e}") from None
@@ -72,25 +69,34 @@ class Run:
                 raise ApiError(f"{path} would be written over {other}: choose another name")
             taken[path.resolve()] = str(path)
 
-    def _run(self) -> bool:
+    def _check_new(self) -> None:
+        """Answers that are there already are of lines that would be asked again."""
+        for path in (self._out, self._errors):
+            if not self._overwrite and path.exists() and path.stat().st_size:
+                text = f"{path} is there already: with --overwrite all is asked again and it is "
+                raise ApiError(text + "written over; or choose another --out")
+
+    def _run(self, note_file: NoteFile) -> bool:
         digest, lines = self._read()
         endpoint = self._endpoint or self._first_url()
-        note = self._noted(digest)
+        note = self._noted(note_file, digest)
         known = bool(note.file)
         try:
             if not note.file:
                 note.file = self._upload()
-                self._save(note)
+                note_file.save(note)
             if not note.batch:
                 note.batch = self._create(note.file, endpoint)
-                self._save(note)
+                note_file.save(note)
             batch = self._watch.until_over(note.batch, lines)
             fine = self._fetch(batch)
         except ApiError as e:
+            if e.status in REFUSED and note.file and not note.batch:
+                note_file.drop()
+                self._tidy(note.file)
             raise self._advised(e, note, known) from None
-        if not self._keep:
-            self._tidy(note, batch)
-        self._note_path.unlink(missing_ok=True)
+        note_file.drop()  # first: a note of files that are gone could not be gone on with
+        self._tidy(note.file, batch.get("output_file_id"), batch.get("error_file_id"))
         return fine
 
     def _advised(self, e: ApiError, note: Note, known: bool) -> ApiError:
@@ -104,18 +110,21 @@ class Run:
         return ApiError(f"{e.message}{text}", e.status)
 
     def _read(self) -> tuple[str, int]:
-        """The input's digest, and about how many lines it has."""
-        digest, lines = hashlib.sha256(), 0
+        """The input's digest, and about how many lines it has. Raises ApiError for none."""
+        digest, lines, empty = hashlib.sha256(), 0, True
         with self._source.open("rb") as source:
             while block := source.read(BLOCK):
                 digest.update(block)
                 lines += block.count(b"\n")
+                empty = empty and not block.removeprefix(b"\xef\xbb\xbf").strip()
+        if empty:
+            raise ApiError(f"{self._source} is empty: there is no line to send")
         return digest.hexdigest(), max(1, lines)
 
-    def _noted(self, digest: str) -> Note:
-        try:
-            note = msgspec.json.decode(self._note_path.read_bytes(), type=Note)
-        except (FileNotFoundError, msgspec.MsgspecError):
+    def _noted(self, note_file: NoteFile, digest: str) -> Note:
+        note = note_file.read()
+        if note is None:
+            self._check_new()
             return Note(url=self._url, digest=digest)
         if note.digest != digest:
             text = f"{self._note_path} is of another input: remove it, or choose another --out"
@@ -124,11 +133,6 @@ class Run:
             raise ApiError(f"{self._note_path} is of a run at {note.url}: give that as --url")
         self._watch.say(f"going on with batch {note.batch or '(not yet made)'}")
         return note
-
-    def _save(self, note: Note) -> None:
-        part = self._note_path.with_name(self._note_path.name + ".part")
-        part.write_bytes(msgspec.json.encode(note))
-        part.replace(self._note_path)
 
     def _upload(self) -> str:
         size = self._source.stat().st_size
@@ -204,9 +208,9 @@ class Run:
                 self._watch.get(f"/v1/files/{file}")  # once there is a gateway again
         part.replace(path)
 
-    def _tidy(self, note: Note, batch: dict[str, Any]) -> None:
-        for file in (note.file, batch.get("output_file_id"), batch.get("error_file_id")):
-            if file:
+    def _tidy(self, *files: str | None) -> None:
+        for file in files:
+            if file and not self._keep:
                 try:
                     self._api.delete(f"/v1/files/{file}")
                 except ApiError as e:

@@ -41,11 +41,12 @@ def batch() -> None:
               help="Where failed lines go; default: OUT with .errors behind it.")  # fmt: skip
 @click.option("--endpoint", help="Default: the `url` of the first line.")
 @click.option("--window", default="24h", show_default=True, help="It may take so long.")
+@click.option("--overwrite", is_flag=True, help="Ask again where OUT is there already.")
 @click.option("--keep", is_flag=True, help="Leave the files with the gateway.")
 @_options
 def run(
     file: Path, out: Path, errors: Path | None, endpoint: str | None, window: str, keep: bool,
-    url: str, key: str | None,
+    overwrite: bool, url: str, key: str | None,
 ) -> None:  # fmt: skip
     """Send FILE (OpenAI's batch input, JSONL) through the Batch API and wait for its answers.
 
@@ -57,7 +58,7 @@ def run(
         with Api(url, key) as api:
             fine = Run(
                 api, url, file, out, errors, endpoint=endpoint, window=window, keep=keep,
-                wait=time.sleep,
+                overwrite=overwrite, wait=time.sleep,
             ).run()  # fmt: skip
     except KeyboardInterrupt:
         click.echo("\nThe batch goes on: the same command takes it up again.", err=True)

@@ -100,7 +100,7 @@ def test_answers_of_a_run_before_are_not_left(up: Role, tmp_path: Path) -> None:
         (lines(1, model="none"), set()),
     ):
         source.write_text(text)
-        command(up, "batch", "run", str(source), "--out", str(out))
+        command(up, "batch", "run", str(source), "--out", str(out), "--overwrite")
         assert {p.name for p in tmp_path.iterdir()} == {"in.jsonl", *found}
 
 
@@ -134,8 +134,10 @@ def test_a_run_that_was_killed_is_taken_up_again(up: Role, tmp_path: Path) -> No
     first = subprocess.Popen(args, env=env, stderr=subprocess.DEVNULL)
     note = tmp_path / "out.jsonl.run"
     wait_until_sync(
-        lambda: note.exists() and json.loads(note.read_text())["batch"], timeout=30, what="begun"
+        lambda: note.exists() and '"batch":"batch' in note.read_text(), timeout=30, what="begun"
     )
+    second = command(up, *args[1:])
+    assert second.returncode == 2 and "in hand" in second.stderr
     first.kill()
     first.wait(10)
     batches = httpx.get(f"{up.url}/v1/batches", trust_env=False).json()["data"]

@@ -10,6 +10,7 @@ import pytest
 
 from fairlane import batch_watch
 from fairlane.api import Api, ApiError
+from fairlane.batch_note import Note, NoteFile
 from fairlane.batch_run import Run
 
 LINE = json.dumps({"custom_id": "a", "url": "/v1/embeddings", "body": {}}) + "\n"
@@ -64,7 +65,7 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def begun(gateway: Gateway, source: Path, **more: Any) -> bool:
+def begun(gateway: Gateway, source: Path, *, overwrite: bool = False) -> bool:
     """A run to its end, its answers in `out`."""
     api = Api("http://gateway", None)
     transport = httpx.MockTransport(gateway.answer)
@@ -72,8 +73,8 @@ def begun(gateway: Gateway, source: Path, **more: Any) -> bool:
     out = source.with_name("out")
     return Run(
         api, "http://gateway", source, out, out.with_name("out.errors"), endpoint=None,
-        window="24h", keep=False, wait=gateway.wait, now=lambda: gateway.t,
-        today=lambda: NOW_S + gateway.t, **more,
+        window="24h", keep=False, overwrite=overwrite, wait=gateway.wait, now=lambda: gateway.t,
+        today=lambda: NOW_S + gateway.t,
     ).run()  # fmt: skip
 
 
@@ -153,3 +154,112 @@ def test_a_batch_that_nothing_ends_is_not_waited_for_without_end(
     with pytest.raises(ApiError, match=r"nothing ends it.*takes it up again"):
         begun(gateway, source)
     assert DAY_S < gateway.t < DAY_S + batch_watch.GRACE_S + 120
+
+
+def left(source: Path) -> set[str]:
+    """What there is beside the input."""
+    return {p.name for p in source.parent.iterdir()} - {source.name}
+
+
+def test_nothing_is_left_of_a_batch_that_is_refused(source: Path) -> None:
+    gateway = Gateway(away())
+    gateway.refuses["POST /v1/batches"] = 400
+    with pytest.raises(ApiError, match="window is none"):
+        begun(gateway, source)
+    assert left(source) == set() and gateway.asked[-1] == "DELETE /v1/files/in"
+    gateway.refuses = {"POST /v1/files": 413}
+    with pytest.raises(ApiError, match="413"):
+        begun(gateway, source)
+    assert left(source) == set()
+
+
+def test_what_may_be_taken_later_is_not_begun_anew(source: Path) -> None:
+    gateway = Gateway(away())
+    gateway.refuses["POST /v1/batches"] = 429
+    with pytest.raises(ApiError, match="input is with the gateway: the same command takes it up"):
+        begun(gateway, source)
+    assert left(source) == {"out.run"}
+    gateway.refuses = {}
+    assert begun(gateway, source) and left(source) == {"out"}
+    assert gateway.asked.count("POST /v1/files") == 1
+
+
+def test_two_runs_at_once(source: Path) -> None:
+    """The second ends at once, and neither takes the other's note."""
+    second: list[str] = []
+
+    def look(t: float) -> tuple[str, int]:
+        if not second:
+            with pytest.raises(ApiError) as caught:
+                begun(Gateway(away()), source)
+            second.append(caught.value.message)
+        return "completed", 10
+
+    assert begun(Gateway(look), source)
+    assert second == [
+        f"another run has {source.with_name('out.run')} in hand: wait for it, or choose another "
+        "--out"
+    ]
+    assert left(source) == {"out"}
+
+
+def test_a_run_that_ends_while_another_opens_its_note(source: Path) -> None:
+    """The other does not hold a file that is no longer there."""
+    path = source.with_name("out.run")
+    first, second = NoteFile(path), NoteFile(path)
+    with first:
+        first.save(Note(url="u", digest="d"))
+        first.drop()
+        with second:
+            second.save(Note(url="u", digest="e"))
+    assert json.loads(path.read_bytes())["digest"] == "e"
+
+
+@pytest.mark.parametrize("name", ["out", "out.errors"])
+def test_answers_are_not_written_over_unasked(source: Path, name: str) -> None:
+    path = source.with_name(name)
+    path.write_text("dear")
+    gateway = Gateway(away())
+    with pytest.raises(ApiError, match=f"{name} is there already: with --overwrite"):
+        begun(gateway, source)
+    assert path.read_text() == "dear" and gateway.asked == [] and left(source) == {name}
+    assert begun(gateway, source, overwrite=True)
+    assert left(source) == {"out"} and source.with_name("out").read_text() == "answers\n"
+
+
+def test_an_empty_file_that_was_made_for_the_answers(source: Path) -> None:
+    source.with_name("out").touch()
+    assert begun(Gateway(away()), source)
+
+
+def test_a_kill_between_the_answers_and_the_end(source: Path) -> None:
+    """The note goes before the files that it names."""
+    gateway = Gateway(away())
+    gateway.refuses["DELETE /v1/files/in"] = 503
+    notes: list[bool] = []
+    answer = gateway.answer
+
+    def seen(request: httpx.Request) -> httpx.Response:
+        if request.method == "DELETE":
+            notes.append(source.with_name("out.run").exists())
+        return answer(request)
+
+    gateway.answer = seen  # type: ignore[method-assign]
+    assert begun(gateway, source)
+    assert notes == [False, False]
+
+
+@pytest.mark.parametrize("text", ["", "\n\r\n", "\ufeff"])
+def test_an_input_without_lines(source: Path, text: str) -> None:
+    source.write_text(text)
+    gateway = Gateway(away())
+    with pytest.raises(ApiError, match="is empty"):
+        begun(gateway, source)
+    assert gateway.asked == [] and left(source) == set()
+
+
+def test_a_file_that_is_no_note(source: Path) -> None:
+    source.with_name("out.run").write_text("my own")
+    with pytest.raises(ApiError, match="no note of a run"):
+        begun(Gateway(away()), source)
+    assert source.with_name("out.run").read_text() == "my own"
