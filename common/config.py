@@ -171,8 +171,10 @@ def _refuse_unknown(struct: Any, data: Any, where: str) -> None:
         if name not in fields:
             raise ConfigError(f"unknown setting `{where}{name}`{_nearest(name, fields)}")
         known = _choices(fields[name])
-        if known and isinstance(value, str) and value not in known:
-            raise ConfigError(f"unknown value `{value}` of `{where}{name}`{_nearest(value, known)}")
+        for word in value if isinstance(value, list) else (value,):
+            if known and isinstance(word, str) and word not in known:
+                more = _nearest(word, known) or _one_of(known)
+                raise ConfigError(f"unknown value `{word}` of `{where}{name}`{more}")
         inner = _struct_in(fields[name])
         if inner is None:
             continue
@@ -182,17 +184,18 @@ def _refuse_unknown(struct: Any, data: Any, where: str) -> None:
         elif str(fields[name]).startswith("dict") and isinstance(value, Mapping):
             for key, item in value.items():
                 if name == "class" and key not in CLASSES:
-                    raise ConfigError(
-                        f"unknown class `{where}{name}.{key}`{_nearest(key, CLASSES)}"
-                    )
+                    more = _nearest(key, CLASSES) or _one_of(CLASSES)
+                    raise ConfigError(f"unknown class `{where}{name}.{key}`{more}")
                 _refuse_unknown(inner, item, f"{where}{name}.{key}.")
         else:
             _refuse_unknown(inner, value, f"{where}{name}.")
 
 
 def _choices(type_: Any) -> tuple[str, ...]:
-    """The words that a setting may be, where these are listed."""
-    return get_args(type_) if get_origin(type_) is Literal else ()
+    """The words that a setting, or each item of a list, may be, where these are listed."""
+    if get_origin(type_) is Literal:
+        return get_args(type_)
+    return next((known for part in get_args(type_) if (known := _choices(part))), ())
 
 
 def _struct_in(type_: Any) -> Any:
@@ -206,3 +209,7 @@ def _struct_in(type_: Any) -> Any:
 def _nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _one_of(known: Iterable[str]) -> str:
+    return f"; it is one of {', '.join(known)}"

@@ -24,6 +24,7 @@ from obstore.store import LocalStore, from_url
 from common.config import state_folder
 from common.errors import ConfigError, StoreError
 from common.store_feed import Feed, pieces
+from common.store_text import NO_BUCKET, error_text
 
 PART_BYTES = 5 << 20
 """Of an upload in parts: the least that S3 takes."""
@@ -41,10 +42,6 @@ _CALL_S = 30.0
 """A store that is silent for so long is not there."""
 _SILENT = "the store does not answer"
 _RETRY: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
-_QUERY = re.compile(r"\?\S+")
-"""Of a URL in an error; Azure's has secrets."""
-_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
-"""In the error of an object that is not there."""
 _STAGED = re.compile(r".*#\d+\Z")
 """Names under which obstore keeps parts of a local upload; no listing shows them."""
 
@@ -90,7 +87,7 @@ class Store:
         try:
             self._store = from_url(url, **({} if url.startswith("memory:") else how))
         except (BaseError, ValueError) as e:
-            raise ConfigError(f"the store cannot be used: {_text(e)}") from None
+            raise ConfigError(f"the store cannot be used: {error_text(e)}") from None
 
     async def put(self, path: str, data: bytes) -> None:
         """Store an object, over any of that path."""
@@ -199,7 +196,7 @@ class Store:
         except TimeoutError:
             raise StoreError(_SILENT) from None
         except (BaseError, OSError) as e:
-            raise StoreError(_text(e)) from None
+            raise StoreError(error_text(e)) from None
         return heapq.nsmallest(limit, found, key=lambda f: f.path)
 
     async def sweep_parts(self, older_than: float, limit: int = 1_000) -> int:
@@ -210,7 +207,7 @@ class Store:
         try:
             return await asyncio.to_thread(_remove_parts, self._folder(), older_than, limit)
         except OSError as e:
-            raise StoreError(_text(e)) from None
+            raise StoreError(error_text(e)) from None
 
     def _folder(self) -> Path:
         try:
@@ -226,18 +223,21 @@ class Store:
             return self._store
         folder = self._folder()
         try:
-            if not self._make and not folder.exists():
-                raise StoreError("the store's directory is not there")
+            there = folder.exists()
+            if there and not folder.is_dir():
+                raise StoreError(f"the store's directory is none: {folder}")
+            if not self._make and not there:
+                raise StoreError(f"the store's directory is not there: {folder}")
             if make and self._make:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            elif not folder.exists():
+            elif not there:
                 raise FileNotFoundError
             if self._store is None:
                 self._store = LocalStore(folder)
         except FileNotFoundError:
             raise
         except (BaseError, OSError) as e:
-            raise StoreError(_text(e)) from None
+            raise StoreError(error_text(e)) from None
         return self._store
 
     async def _settled(self, work: Awaitable[T], *, missing: bool = False) -> T:
@@ -251,9 +251,9 @@ class Store:
             call.cancel()
             raise StoreError(_SILENT) from None
         except (BaseError, OSError) as e:
-            if missing and isinstance(e, FileNotFoundError) and not _NO_BUCKET.search(str(e)):
+            if missing and isinstance(e, FileNotFoundError) and not NO_BUCKET.search(str(e)):
                 raise
-            raise StoreError(_text(e)) from None
+            raise StoreError(error_text(e)) from None
         except asyncio.CancelledError:
             await _ended(call)
             raise
@@ -287,11 +287,3 @@ def _remove_parts(folder: Path, older_than: float, limit: int) -> int:
             path.unlink(missing_ok=True)
             removed += 1
     return removed
-
-
-def _text(e: BaseException) -> str:
-    """The first line of an error, without what follows a URL's question mark."""
-    if _NO_BUCKET.search(str(e)):
-        return "the bucket is not there"
-    line = (str(e).splitlines() or [""])[0]
-    return _QUERY.sub("?…", f"{type(e).__name__}: {line}")[:500]

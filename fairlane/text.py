@@ -46,9 +46,10 @@ def welcome(settings: Settings, port: int, model: str, *, simulated: bool) -> st
 
 def checked(settings: Settings, found: list[tuple[str, bool, str]]) -> str:
     """The lines of `fairlane check`."""
-    lines = [
-        f"configuration: {len(settings.keys)} keys, {len(settings.models)} models, "
-        f"{len(settings.backends)} backends whose models are read from them"
-    ]
+    backends = {b.address for b in settings.backends}
+    backends |= {b.address for model in settings.models.values() for b in model.backends}
+    counts = {"key": len(settings.keys), "model": len(settings.models), "backend": len(backends)}
+    told = [f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items()]
+    lines = [f"configuration: {', '.join(told)}"]
     lines += [f"{'ok  ' if ok else 'FAIL'} {what}: {text}" for what, ok, text in found]
     return "\n".join(lines)

@@ -212,7 +212,9 @@ async def _read(client: Client, struct: type[T]) -> T:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise bad_request("The body is not valid JSON.") from None
     except ConfigError as e:
-        raise bad_request(f"{str(e)[:500]}.", "url" if "url" in str(e) else None) from None
+        text = str(e)[:500]
+        mark = "" if text.endswith((".", "?")) else "."
+        raise bad_request(text + mark, "url" if "url" in str(e) else None) from None
 
 
 def _is_here(client: Client) -> bool:

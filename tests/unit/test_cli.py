@@ -198,7 +198,20 @@ def test_check_says_that_the_directory_of_files_is_not_there(tmp_path: Path) -> 
     path = tmp_path / "fairlane.toml"
     path.write_text(f'[store]\nurl = "file://{tmp_path}/none"\n')
     result = run("check", "--config", str(path), "--redis", NOWHERE)
-    assert "FAIL store: the store's directory is not there" in result.stdout
+    assert f"FAIL store: the store's directory is not there: {tmp_path}/none\n" in result.stdout
+    (tmp_path / "none").write_text("in the way")
+    result = run("check", "--config", str(path), "--redis", NOWHERE)
+    assert f"FAIL store: the store's directory is none: {tmp_path}/none\n" in result.stdout
+
+
+def test_check_counts_every_backend_once(tmp_path: Path) -> None:
+    path = tmp_path / "fairlane.toml"
+    path.write_text(
+        f'[models.m]\nbackends = [{{ url = "{DEAD}" }}, {{ url = "http://127.0.0.1:2" }}]\n'
+        f'[models.n]\nbackends = [{{ url = "{DEAD}" }}]\n[[backends]]\nurl = "{DEAD}"\n'
+    )
+    result = run("check", "--config", str(path), "--redis", NOWHERE)
+    assert result.stdout.startswith("configuration: 0 keys, 2 models, 2 backends\n")
 
 
 class _Pages(BaseHTTPRequestHandler):

@@ -210,6 +210,26 @@ def test_an_unknown_name_is_refused_with_the_nearest_known(
     assert f"did you mean `{nearest}`?" in message
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[[keys]]\nsecret = "s"\nuser = "a"\nclasses = ["standard", "urgent"]',
+         ["`urgent` of `keys[].classes`; it is one of interactive, standard, batch"]),
+        ('[[keys]]\nsecret = "s"\nuser = "a"\nclasses = ["interactiv"]',
+         ["`interactiv` of `keys[].classes`; did you mean `interactive`?"]),
+        ('[[keys]]\nbackground = [{ header = "A", to = "zzz" }]',
+         ["`zzz` of `keys[].background[].to`; it is one of interactive, standard, batch"]),
+        ("[models.m.class.zzz]", ["`models.m.class.zzz`; it is one of interactive, standard, b"]),
+        ('[models.m]\nfairness = "zzz"', ["; it is one of requests, tokens, time, price, kv"]),
+    ],
+)  # fmt: skip
+def test_an_unknown_word_is_refused_with_those_that_may_be(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
+    message = refusal(tmp_path, text)
+    assert all(w in message for w in words) and "Invalid enum" not in message
+
+
 def test_an_unknown_name_like_no_other_is_refused_without_a_guess(tmp_path: Path) -> None:
     assert refusal(tmp_path, "[zzz]\nq = 1") == "unknown setting `zzz`"
 

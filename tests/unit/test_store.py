@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigError, StoreError
 from common.store import BLOCK_BYTES, PART_BYTES, SMALL_BYTES_MAX, Store
 from common.store_feed import PIECE_BYTES, Feed, pieces
+from common.store_text import error_text
 from tests.support.files import kept
 from tests.support.s3 import s3
 from tests.support.wait import wait_until
@@ -238,6 +239,17 @@ async def test_a_store_out_of_reach_tells_no_secret() -> None:
         assert isinstance(error, StoreError)
         assert "SECRET" not in str(error) and "\n" not in str(error)
         assert not re.search(r"\?[^…]", str(error)), "no query of a URL"
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["PUT http://169.254.169.254/latest/api/token", "GET http://169.254.169.254/metadata?x=y"],
+)
+def test_a_store_without_credentials_is_said_to_have_none(place: str) -> None:
+    """Obstore's text is of the address where it looks last."""
+    e = OSError(f"Generic S3 error: Error performing {place} in 1.4ms - status code: 403 Forbidden")
+    text = error_text(e)
+    assert text.startswith("no credentials for the store: ") and "169.254" not in text
 
 
 async def test_a_bucket_that_is_not_there_is_no_missing_object() -> None:
