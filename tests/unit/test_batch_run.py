@@ -1,5 +1,6 @@
 """`fairlane batch run` beside a gateway that is a table of answers, in virtual time."""
 
+import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -203,15 +204,23 @@ def test_two_runs_at_once(source: Path) -> None:
     assert left(source) == {"out"}
 
 
-def test_a_run_that_ends_while_another_opens_its_note(source: Path) -> None:
+def test_a_run_that_ends_while_another_opens_its_note(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other does not hold a file that is no longer there."""
     path = source.with_name("out.run")
-    first, second = NoteFile(path), NoteFile(path)
-    with first:
-        first.save(Note(url="u", digest="d"))
-        first.drop()
-        with second:
-            second.save(Note(url="u", digest="e"))
+    path.touch()
+    flock = fcntl.flock
+    ends = [path.unlink]
+
+    def late(fd: int, how: int) -> None:
+        if ends:
+            ends.pop()()
+        flock(fd, how)
+
+    monkeypatch.setattr("fairlane.batch_note.fcntl.flock", late)
+    with NoteFile(path) as second:
+        second.save(Note(url="u", digest="e"))
     assert json.loads(path.read_bytes())["digest"] == "e"
 
 
