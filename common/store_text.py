@@ -3,7 +3,7 @@
 import re
 
 NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
-"""In the error of an object that is not there. One of `size` has no text."""
+"""In the error of an object that is not there."""
 _QUERY = re.compile(r"\?\S+")
 """Of a URL in an error; Azure's has secrets."""
 _METADATA = "http://169.254.169.254/"
