@@ -3,8 +3,8 @@
 The same lines are first sent to the engines themselves, so many at a time that all slots are full:
 that is what the throughput is compared with. Then people chat at half of that: alone, beside
 uploads of large inputs, and beside the batches; after that the batches are alone. Memory is the
-most that any process of a role held.
-`--kill` ends one part after the other with SIGKILL while the batches run.
+most that any process of a role held. `--kill` ends one part after the other with SIGKILL while the
+batches run, and has Redis sync every write to the disk, whose pauses are then in chat's times.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ async def measure(plan: Plan, folder: Path) -> Part:
     for n, path in enumerate(paths):
         write_input(path, each, n)
     with (
-        RedisServer(appendonly=True) as server,
+        RedisServer(appendonly=plan.kill_s > 0) as server,
         BatchFleet(
             folder, server, engine=engine, engines=2, gateways=3, workers=2,
             users=(*OWNERS, *USERS),
