@@ -28,7 +28,7 @@ from common.settings import (
 from common.store_settings import StoreSettings
 
 ENV_PREFIX = "FAIRLANE_"
-CALLERS = ("FAIRLANE_API_KEY", "FAIRLANE_API_URL")
+API_KEY, API_URL = "FAIRLANE_API_KEY", "FAIRLANE_API_URL"
 """Variables of commands that ask a gateway: no settings, and set where a gateway may start, too."""
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ def read_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
     names = _environment_names()
     data: dict[str, Any] = {}
     for variable, text in (os.environ if environment is None else environment).items():
-        if not variable.startswith(ENV_PREFIX) or variable in CALLERS:
+        if not variable.startswith(ENV_PREFIX) or variable in (API_KEY, API_URL):
             continue
         if variable not in names:
             raise ConfigError(f"unknown variable {variable}{_nearest(variable, names)}")

@@ -240,10 +240,8 @@ class BackendLoad(Flight):
     def _in_time(self, now: float, count: Count, cls: str | None) -> int:
         """Some more than the jobs that are counted in d, and one. Batch takes no others' places:
         what it sends at once would be computed before those of others that come just then."""
-        within = DELAYS * self._delay(now)
-        if cls == BATCH:
-            return math.floor(SPARE_BATCH * count(now, within, BATCH) / DELAYS) + 1
-        return math.floor(SPARE * count(now, within, None) / DELAYS) + 1
+        spare, whose = (SPARE_BATCH, BATCH) if cls == BATCH else (SPARE, None)
+        return math.floor(spare * count(now, DELAYS * self._delay(now), whose) / DELAYS) + 1
 
     def _follow(self, now: float, cls: str, inflight: int, tpot_s: float | None) -> int | None:
         """L of a class, by what is known now."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from common.config import CALLERS
+from common.config import API_KEY, API_URL
 from fairlane.api import Api
 from fairlane.batch_run import Run
 from fairlane.jobs_show import cancelled, followed, listed, shown
@@ -19,9 +19,9 @@ Command = Callable[..., Any]
 
 def _options(command: Command) -> Command:
     for option in (
-        click.option("--key", envvar=[CALLERS[0], "OPENAI_API_KEY"], metavar="SECRET",
+        click.option("--key", envvar=[API_KEY, "OPENAI_API_KEY"], metavar="SECRET",
                      help="API key; or FAIRLANE_API_KEY, or OPENAI_API_KEY."),
-        click.option("--url", envvar=CALLERS[1], default="http://127.0.0.1:8000",
+        click.option("--url", envvar=API_URL, default="http://127.0.0.1:8000",
                      show_default=True, help="A gateway; or FAIRLANE_API_URL."),
     ):  # fmt: skip
         command = option(command)

@@ -20,7 +20,7 @@ import msgspec
 import uvloop
 
 from bench.batches.chat import CLASS, USERS, WARM_S, Chat
-from bench.batches.lines import OWNERS, Batch, Span, direct, write_input
+from bench.batches.lines import OWNERS, Batch, direct, write_input
 from bench.batches.watch import Kills, Memory
 from bench.report import Budget, Figure, Part, percentile, table
 from sim.settings import EngineSettings
@@ -142,8 +142,10 @@ async def _run(
     seen.chats = await chatting
     after, then = await _counted(batches, 0.0)
     seen.shared = (after - before) / (then - at)
-    spans: list[Span] = await asyncio.gather(*(b.finish(may_fall=plan.kill_s > 0) for b in batches))
-    seen.lines = (lines - after) / max(1.0, max(s.ended for s in spans) - then)
+    if after >= lines:
+        raise RuntimeError("all lines were over before the chat was: give more --lines")
+    ends_at = await asyncio.gather(*(b.finish(may_fall=plan.kill_s > 0) for b in batches))
+    seen.lines = (lines - after) / max(1.0, max(ends_at) - then)
     for task in watching:
         task.cancel()
     ends = await asyncio.gather(*watching, return_exceptions=True)

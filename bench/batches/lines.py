@@ -9,7 +9,6 @@ from random import Random
 from time import monotonic
 
 import aiohttp
-import msgspec
 import openai
 
 from tests.support.batches import ended
@@ -64,13 +63,6 @@ async def direct(urls: Sequence[str], slots: int, seconds: float) -> float:
     return counted / seconds
 
 
-class Span(msgspec.Struct, frozen=True):
-    """When a batch ran, in seconds since the epoch."""
-
-    began: int
-    ended: int
-
-
 class Batch:
     """One owner's file, run through a client of a gateway."""
 
@@ -94,9 +86,10 @@ class Batch:
         counts = (await self._client.batches.retrieve(self._id)).request_counts
         return 0 if counts is None else counts.completed + counts.failed
 
-    async def finish(self, *, may_fall: bool = False) -> Span:
-        """Wait for its end and read its files. Raises AssertionError where a line is not in them
-        exactly once. `may_fall`: its counts may, by what a Redis lost that was killed."""
+    async def finish(self, *, may_fall: bool = False) -> int:
+        """Wait for its end and read its files; when its last line was over, in seconds since the
+        epoch. Raises AssertionError where a line is not in them exactly once. `may_fall`: its
+        counts may, by what a Redis lost that was killed."""
         done = await ended(self._client, self._id, END_S, every_s=1.0, may_fall=may_fall)
         assert done.status == "completed" and not done.error_file_id, done
         ids = Counter[str]()
@@ -105,4 +98,4 @@ class Batch:
             async for line in answer.iter_lines():
                 ids[json.loads(line)["custom_id"]] += 1
         assert ids == Counter(f"r{n}" for n in range(self._lines)), "each line once"
-        return Span(done.in_progress_at, done.finalizing_at)
+        return int(done.finalizing_at)
